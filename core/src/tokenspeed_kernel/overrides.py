@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Force a kernel for one operator. Strongest first: the environment, the innermost context, the call's argument."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from tokenspeed_kernel import settings
+from tokenspeed_kernel.notices import warn
+from tokenspeed_kernel.registry import KernelRegistry
+
+__all__ = ["NoKernelFoundError", "context_override", "forced_kernel", "kernel_override", "open_contexts"]
+
+
+class NoKernelFoundError(RuntimeError):
+    """No registered kernel may serve the request; the message lists each with its reason."""
+
+
+_context_overrides: ContextVar[Mapping[tuple[str, str], str]] = ContextVar("tokenspeed_kernel_overrides", default={})
+
+
+class _OpenContexts:
+    """How many override contexts are open anywhere: while there is none, a slot call need not ask for its own."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+open_contexts = _OpenContexts()
+_contexts_lock = threading.Lock()
+
+
+@contextmanager
+def kernel_override(family: str, mode: str, kernel_name: str) -> Generator[None, None, None]:
+    """Run the kernel or solution called ``kernel_name`` for ``(family, mode)`` inside the context.
+
+    It holds for the current thread and task alone; leaving restores what held before, also after an exception.
+    """
+    with _contexts_lock:
+        open_contexts.count += 1
+    token = _context_overrides.set({**_context_overrides.get(), (family, mode): kernel_name})
+    try:
+        yield
+    finally:
+        _context_overrides.reset(token)
+        with _contexts_lock:
+            open_contexts.count -= 1
+
+
+def context_override(family: str, mode: str) -> str | None:
+    """Return the kernel or solution that the innermost open context names for an operator, or None."""
+    return _context_overrides.get().get((family, mode))
+
+
+def forced_kernel(
+    registry: KernelRegistry, family: str, mode: str, argument: str | None, environment: Mapping[str, str]
+) -> str | None:
+    """Return the kernel or solution that the strongest override names, or None.
+
+    A name from the environment that no kernel of the operator has is warned about once and passed over.
+
+    Raises:
+        NoKernelFoundError: a context or the argument names something that no kernel of the operator has.
+    """
+    known = {name for r in registry.registrations(family, mode) for name in (r.spec.name, r.spec.solution)}
+    variable = settings.override_variable(family, mode)
+    if wanted := environment.get(variable, "").strip():
+        if wanted in known:
+            return wanted
+        _warn_unknown_override(variable, wanted, tuple(sorted(known)))
+    wanted = context_override(family, mode) or argument or ""
+    if not wanted:
+        return None
+    if wanted not in known:
+        raise NoKernelFoundError(
+            f"override {wanted!r} names no kernel or solution of {family}.{mode}; "
+            f"there are: {', '.join(sorted(known)) or 'none'}"
+        )
+    return wanted
+
+
+_said: set[tuple[str, str]] = set()
+
+
+def _warn_unknown_override(variable: str, wanted: str, known: tuple[str, ...]) -> None:
+    if (variable, wanted) not in _said:
+        _said.add((variable, wanted))
+        warn(f"{variable}={wanted!r} names no kernel or solution; there are: {', '.join(known) or 'none'}. It is ignored.")

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record which kernels implement which ops, and who brought them: plain data, no ranking and no device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import IntEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tokenspeed_kernel import epoch
+from tokenspeed_kernel.notices import warn
+from tokenspeed_kernel.platform import CapabilityRequirement, PlatformInfo
+from tokenspeed_kernel.signature import FormatSignature
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "KernelRegistry",
+    "KernelSpec",
+    "Priority",
+    "Registration",
+    "describe_kernel",
+    "load_attribute",
+    "register_kernel",
+    "registering_owner",
+]
+
+Implementation = TypeVar("Implementation", bound="Callable[..., Any] | str")
+
+PRIORITY_LIMIT = 20
+
+
+class Priority(IntEnum):
+    """The bands of priority; add a small offset within a band. Higher wins; anything in ``[0, 20)`` may be given."""
+
+    REFERENCE = 0
+    PORTABLE = 4
+    PERFORMANT = 8
+    SPECIALIZED = 12
+    PLUGIN = 16
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What selection knows of one implementation of ``(family, mode)``.
+
+    Raises:
+        ValueError: a name is empty, or ``priority`` is outside ``[0, 20)``.
+        TypeError: a field has another type than documented.
+    """
+
+    name: str
+    """Unique among kernels; a second one under the same name replaces the first."""
+    family: str
+    mode: str
+    features: frozenset[str] = frozenset()
+    """Optional abilities that a caller may ask for by name."""
+    solution: str = ""
+    """Short name of the technology: ``"triton"``, ``"hub"``, ``"reference"``."""
+    capability: CapabilityRequirement = field(default_factory=CapabilityRequirement)
+    format_signatures: frozenset[FormatSignature] = frozenset()
+    """The formats it takes; empty takes all."""
+    traits: Mapping[str, frozenset[Any]] = field(default_factory=dict, hash=False)
+    """Other properties of a call, by name, each with the values it serves."""
+    priority: int = Priority.PERFORMANT + 2
+    weight_preprocessor: Callable[..., Any] | None = None
+    """What turns a stored weight into the layout that this kernel wants, or None."""
+    predicate: Callable[[], object] | str | None = field(default=None, kw_only=True)
+    """Asked once: whether what the kernel depends on is there. Anything but True is no. May be ``"module:attribute"``."""
+    probe: Callable[[], object] | str | None = field(default=None, kw_only=True)
+    """Asked once, before the kernel's first use: whether this machine can build and launch it."""
+    supports: Callable[..., object] | str | None = field(default=None, kw_only=True)
+    """Asked at each slot call with the call's arguments: True, or the reason why not as a str (False, None: no reason)."""
+
+    def __post_init__(self) -> None:
+        _check_spec(self)
+
+    def supports_format_signature(self, format_signature: FormatSignature) -> bool:
+        """Return whether the kernel takes operands of these formats."""
+        return not self.format_signatures or format_signature in self.format_signatures
+
+    def format_signatures_for_storage_dtype(
+        self, storage_dtype: torch.dtype, roles: str | Iterable[str]
+    ) -> tuple[FormatSignature, ...]:
+        """Return the signatures in which one of ``roles`` is stored as ``storage_dtype``, in the order of their text."""
+        names = _role_names(roles)
+        found = (s for s in self.format_signatures if any(s.storage_dtype_for(name) == storage_dtype for name in names))
+        return tuple(sorted(found, key=str))
+
+    def format_signature_for_storage_dtype(
+        self, storage_dtype: torch.dtype, roles: str | Iterable[str]
+    ) -> FormatSignature | None:
+        """Return the one signature in which one of ``roles`` is stored as ``storage_dtype``, or None.
+
+        Raises:
+            ValueError: there are several.
+        """
+        found = self.format_signatures_for_storage_dtype(storage_dtype, roles)
+        if len(found) > 1:
+            texts = "; ".join(map(str, found))
+            raise ValueError(f"kernel {self.name!r} has {len(found)} signatures with {storage_dtype} in {roles!r}: {texts}")
+        return found[0] if found else None
+
+    def storage_dtypes_for_role(self, roles: str | Iterable[str]) -> frozenset[torch.dtype]:
+        """Return the dtypes that ``roles`` may be stored in."""
+        names = _role_names(roles)
+        dtypes = (s.storage_dtype_for(name) for s in self.format_signatures for name in names)
+        return frozenset(dtype for dtype in dtypes if dtype is not None)
+
+
+def _role_names(roles: str | Iterable[str]) -> tuple[str, ...]:
+    return (roles,) if isinstance(roles, str) else tuple(roles)
+
+
+def _check_spec(spec: KernelSpec) -> None:
+    who = f"kernel {spec.name!r} for {spec.family!r}.{spec.mode!r}"
+    for field_name in ("name", "family", "mode"):
+        value = getattr(spec, field_name)
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{who}: {field_name} must be a non-empty str, got {value!r}")
+    if isinstance(spec.priority, bool) or not isinstance(spec.priority, int):
+        raise TypeError(f"{who}: priority must be an int in [0, {PRIORITY_LIMIT}), got {spec.priority!r}")
+    if not 0 <= spec.priority < PRIORITY_LIMIT:
+        bands = ", ".join(f"{band.name}={band.value}" for band in Priority)
+        raise ValueError(f"{who}: priority must be in [0, {PRIORITY_LIMIT}), got {spec.priority}. Bands: {bands}")
+    for field_name in ("predicate", "probe", "supports"):
+        value = getattr(spec, field_name)
+        if value is not None:
+            _check_callable(who, field_name, value)
+
+
+def _check_callable(who: str, what: str, value: object) -> None:
+    if isinstance(value, str):
+        module, colon, attribute = value.partition(":")
+        if not (module and colon and attribute):
+            raise ValueError(f"{who}: {what} as a str must be 'module:attribute', got {value!r}")
+    elif not callable(value):
+        raise TypeError(f"{who}: {what} must be callable or 'module:attribute', got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Registration:
+    """One kernel as somebody brought it. Compared by identity: the same spec may come twice."""
+
+    spec: KernelSpec
+    implementation: Callable[..., Any] | str
+    """The callable, or ``"module:attribute"``, imported when the kernel is first chosen."""
+    owner: str | None
+    """The plugin that registered it, or None for the host."""
+    order: int
+    """Later registrations have larger numbers."""
+
+    def load(self) -> Callable[..., Any]:
+        """Return the callable, importing it if it was given by name."""
+        return load_attribute(self.implementation)
+
+
+def load_attribute(target: Callable[..., Any] | str) -> Callable[..., Any]:
+    """Return ``target``, importing it if it is ``"module:attribute"``.
+
+    Raises:
+        ImportError: the module cannot be imported (or whatever else its import raises).
+        AttributeError: the module has no such attribute.
+        TypeError: the attribute is not callable.
+    """
+    if not isinstance(target, str):
+        return target
+    module, _, path = target.partition(":")
+    value: Any = import_module(module)
+    for attribute in path.split("."):
+        value = getattr(value, attribute)
+    if not callable(value):
+        raise TypeError(f"{target!r} is not callable: {value!r}")
+    return value  # type: ignore[no-any-return]  # callable() narrows Any to nothing better
+
+
+registering_owner: ContextVar[str | None] = ContextVar("tokenspeed_kernel_registering_owner", default=None)
+"""The plugin whose registrations are being made in this context, or None: set by discovery."""
+
+
+class KernelRegistry:
+    """Kernels by name and by operator. A host keeps one, :meth:`get`; a test may make its own.
+
+    Readers take no lock: each index entry is an immutable tuple that a writer replaces whole.
+    """
+
+    _instance: KernelRegistry | None = None
+    _instance_lock = threading.Lock()
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._order = 0
+        self._by_name: dict[str, tuple[Registration, ...]] = {}  # last = active; the others wait for it to be withdrawn
+        self._by_operator: dict[tuple[str, str], tuple[Registration, ...]] = {}  # active ones, oldest first
+        self.tripped: dict[Registration, str] = {}
+        """Registrations that are off for the rest of the process, with the cause."""
+        self.answers: dict[tuple[Registration, str], tuple[str, str] | None] = {}
+        """What each predicate and probe said: None for yes, else (code, detail). Emptied by every registration."""
+
+    @classmethod
+    def get(cls) -> KernelRegistry:
+        """Return the process's registry; the first call makes it."""
+        with cls._instance_lock:
+            if cls._instance is None:
+                cls._instance = cls()
+            return cls._instance
+
+    @classmethod
+    def reset(cls) -> None:
+        """Drop the process's registry with everything in it; the next :meth:`get` makes an empty one."""
+        with cls._instance_lock:
+            cls._instance = None
+        epoch.bump()
+
+    def register(self, spec: KernelSpec, impl: Callable[..., Any] | str) -> None:
+        """Add a kernel. It replaces one of the same name, with a warning if that belongs to somebody else.
+
+        A kernel that the host registers under a name which a plugin took does not displace the plugin's: it is kept
+        aside until the plugin's is withdrawn.
+
+        Raises:
+            TypeError: ``spec`` is not a :class:`KernelSpec`, or ``impl`` is neither callable nor a str.
+            ValueError: ``impl`` is a str but not ``"module:attribute"``.
+        """
+        if not isinstance(spec, KernelSpec):
+            raise TypeError(f"spec must be a KernelSpec, got {spec!r}")
+        _check_callable(f"kernel {spec.name!r}", "implementation", impl)
+        owner = registering_owner.get()
+        with self._lock:
+            self._order += 1
+            new = Registration(spec=spec, implementation=impl, owner=owner, order=self._order)
+            stack = self._by_name.get(spec.name, ())
+            others = tuple(old for old in stack if old.owner != owner)
+            shelved = owner is None and bool(others)
+            self._replace(spec.name, (new, *others) if shelved else (*others, new))
+        if others:
+            _warn_about_name(new, others[-1], shelved)
+
+    def remove(self, gone: Iterable[Registration]) -> None:
+        """Withdraw registrations; whatever each had displaced is active again. Unknown ones are ignored."""
+        gone = set(gone)
+        with self._lock:
+            for name in {registration.spec.name for registration in gone}:
+                self._replace(name, tuple(r for r in self._by_name.get(name, ()) if r not in gone))
+
+    def owned_by(self, owner: str | None) -> tuple[Registration, ...]:
+        """Return what ``owner`` registered and has not lost, active or displaced, oldest first."""
+        with self._lock:
+            found = [r for stack in self._by_name.values() for r in stack if r.owner == owner]
+        return tuple(sorted(found, key=lambda r: r.order))
+
+    def _replace(self, name: str, stack: tuple[Registration, ...]) -> None:
+        """Make ``stack`` what is registered under ``name``, and every choice stale. The lock is held."""
+        for old in self._by_name.pop(name, ())[-1:]:
+            key = (old.spec.family, old.spec.mode)
+            if rest := tuple(r for r in self._by_operator[key] if r is not old):
+                self._by_operator[key] = rest
+            else:
+                del self._by_operator[key]
+        if stack:
+            self._by_name[name] = stack
+            key = (stack[-1].spec.family, stack[-1].spec.mode)
+            active = (*self._by_operator.get(key, ()), stack[-1])
+            self._by_operator[key] = tuple(sorted(active, key=lambda r: r.order))
+        self.answers.clear()
+        epoch.bump()
+
+    def registrations(self, family: str, mode: str) -> tuple[Registration, ...]:
+        """Return the active registrations for an operator, oldest first."""
+        return self._by_operator.get((family, mode), ())
+
+    def registration(self, name: str) -> Registration | None:
+        """Return the active registration of the kernel called ``name``, or None."""
+        stack = self._by_name.get(name)
+        return stack[-1] if stack else None
+
+    def get_by_name(self, name: str) -> KernelSpec | None:
+        """Return the spec of the kernel called ``name``, or None."""
+        found = self.registration(name)
+        return None if found is None else found.spec
+
+    def get_impl(self, name: str) -> Callable[..., Any] | None:
+        """Return the implementation of the kernel called ``name``, imported if need be, or None if there is no such kernel."""
+        found = self.registration(name)
+        return None if found is None else found.load()
+
+    def get_for_operator(
+        self,
+        family: str,
+        mode: str,
+        *,
+        features: frozenset[str] | None = None,
+        platform: PlatformInfo | None = None,
+        format_signature: FormatSignature | None = None,
+        solution: str | None = None,
+    ) -> list[KernelSpec]:
+        """Return the specs for an operator, oldest first, that meet every condition given."""
+        return [
+            spec
+            for spec in (r.spec for r in self.registrations(family, mode))
+            if (not features or features <= spec.features)
+            and (platform is None or spec.capability.satisfied_by(platform))
+            and (format_signature is None or spec.supports_format_signature(format_signature))
+            and (solution is None or spec.solution == solution)
+        ]
+
+    def list_operators(self) -> list[tuple[str, str]]:
+        """Return every ``(family, mode)`` that has a kernel, in alphabetical order."""
+        return sorted(self._by_operator)
+
+    def list_kernels(self, family: str | None = None, mode: str | None = None) -> list[KernelSpec]:
+        """Return every spec, oldest first, or those of one family or mode."""
+        with self._lock:
+            active = [r for registrations in self._by_operator.values() for r in registrations]
+        return [
+            r.spec
+            for r in sorted(active, key=lambda r: r.order)
+            if family in (None, r.spec.family) and mode in (None, r.spec.mode)
+        ]
+
+    def list_solutions(self, family: str, mode: str) -> list[str]:
+        """Return the solutions that an operator has, in alphabetical order."""
+        return sorted({r.spec.solution for r in self.registrations(family, mode)})
+
+
+def _warn_about_name(new: Registration, old: Registration, shelved: bool) -> None:
+    name, newer, older = new.spec.name, new.owner or "the host", old.owner or "the host"
+    if shelved:
+        warn(f"kernel {name!r} from {newer} is kept aside: {older} has taken that name. Register it under another name.")
+    else:
+        warn(f"kernel {name!r} from {older} is replaced by the one of that name from {newer}.")
+
+
+def register_kernel(
+    family: str,
+    mode: str,
+    *,
+    name: str | None = None,
+    features: Iterable[str] | None = None,
+    solution: str,
+    capability: CapabilityRequirement | None = None,
+    signatures: Iterable[FormatSignature],
+    traits: Mapping[str, frozenset[Any]] | None = None,
+    priority: Priority | int = Priority.PERFORMANT + 2,
+    weight_preprocessor: Callable[..., Any] | None = None,
+    predicate: Callable[[], object] | str | None = None,
+    probe: Callable[[], object] | str | None = None,
+    supports: Callable[..., object] | str | None = None,
+) -> Callable[[Implementation], Implementation]:
+    """Return a decorator that registers an implementation of ``(family, mode)`` and gives it back unchanged.
+
+    Call it on a function or class, or on a str ``"module:attribute"`` that is imported when the kernel is first chosen.
+    Without ``name`` the kernel is called ``<solution>_<family>_<mode>``. The other arguments are the fields of
+    :class:`KernelSpec`; an empty ``signatures`` takes every format.
+
+    Raises:
+        ValueError, TypeError: an argument is not what :class:`KernelSpec` documents; nothing is registered then.
+    """
+    spec = KernelSpec(
+        name=name if name is not None else f"{solution}_{family}_{mode}",
+        family=family,
+        mode=mode,
+        features=frozenset(features or ()),
+        solution=solution,
+        capability=capability if capability is not None else CapabilityRequirement(),
+        format_signatures=frozenset(signatures),
+        traits=dict(traits or {}),
+        priority=priority,
+        weight_preprocessor=weight_preprocessor,
+        predicate=predicate,
+        probe=probe,
+        supports=supports,
+    )
+
+    def decorate(implementation: Implementation) -> Implementation:
+        KernelRegistry.get().register(spec, implementation)
+        return implementation
+
+    return decorate
+
+
+def describe_kernel(name: str) -> str:
+    """Return what is known of the kernel called ``name``, one fact a line."""
+    found = KernelRegistry.get().registration(name)
+    if found is None:
+        return f"Kernel {name!r} not found"
+    spec = found.spec
+    band = max(b for b in Priority if b <= spec.priority)
+    offset = f"+{spec.priority - band}" if spec.priority > band else ""
+    signatures = "; ".join(sorted(map(str, spec.format_signatures))) or "any"
+    return "\n".join(
+        (
+            f"Kernel: {spec.name}",
+            f"  Operator: {spec.family}.{spec.mode}",
+            f"  Solution: {spec.solution}",
+            f"  Registered by: {found.owner or 'the host'}",
+            f"  Priority: {int(spec.priority)} ({band.name}{offset})",
+            f"  Format signatures: {signatures}",
+            f"  Features: {', '.join(sorted(spec.features)) or 'none'}",
+            f"  Traits: {', '.join(f'{k}={sorted(map(str, v))}' for k, v in sorted(spec.traits.items())) or 'none'}",
+            f"  Platform: {spec.capability}",
+            f"  Weight preprocessor: {getattr(spec.weight_preprocessor, '__qualname__', spec.weight_preprocessor) or 'none'}",
+        )
+    )

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choose a kernel: filter by the rules, rank, take the first. One piece of code decides and explains.
+
+Stages, in order: enabled, capable, matching, available, buildable (for the winner, before its first use) and, at a slot
+call, accepting. The rank is oracle score, then priority, then newest registration.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenspeed_kernel import epoch
+from tokenspeed_kernel.explanation import Explanation
+from tokenspeed_kernel.notices import warn
+from tokenspeed_kernel.overrides import NoKernelFoundError, forced_kernel, kernel_override
+from tokenspeed_kernel.platform import Platform, PlatformInfo
+from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, Registration
+from tokenspeed_kernel.rules import RULES, Reason, Request, buildable
+from tokenspeed_kernel.signature import FormatSignature
+from tokenspeed_kernel.traits import spec_matches_traits
+
+__all__ = [
+    "Decision",
+    "NoKernelFoundError",
+    "Reason",
+    "Request",
+    "SelectedKernel",
+    "SelectionOracle",
+    "decide",
+    "explain_selection",
+    "kernel_override",
+    "register_oracle",
+    "select_kernel",
+    "spec_matches_traits",
+]
+
+
+class SelectedKernel:
+    """A chosen kernel: its name, and its implementation, which calling this calls."""
+
+    __slots__ = ("impl", "name")
+
+    def __init__(self, name: str, impl: Callable[..., Any]) -> None:
+        self.name = name
+        self.impl = impl
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the implementation."""
+        return self.impl(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"SelectedKernel(name={self.name!r})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The kernels that may run, best first, and the reason of each other one."""
+
+    request: Request
+    ranked: tuple[Registration, ...]
+    others: tuple[Registration, ...]
+    refused: tuple[Reason, ...]
+    """One for each of ``others``."""
+
+
+def decide(registry: KernelRegistry, request: Request) -> Decision:
+    """Return who may serve ``request``, best first, and why each other one may not. Imports no implementation."""
+    accepted: list[Registration] = []
+    others: list[Registration] = []
+    refused: list[Reason] = []
+    for registration in registry.registrations(request.family, request.mode):
+        reason = _refusal(registry, registration, request)
+        if reason is None:
+            accepted.append(registration)
+        else:
+            others.append(registration)
+            refused.append(reason)
+    return Decision(
+        request=request,
+        ranked=tuple(_rank(accepted, request)),
+        others=tuple(_rank(others, request)),
+        refused=tuple(refused),
+    )
+
+
+def _refusal(registry: KernelRegistry, registration: Registration, request: Request) -> Reason | None:
+    for stage, rule in RULES:
+        refusal = rule(registry, registration, request)
+        if refusal is not None:
+            return Reason(registration.spec.name, stage, *refusal)
+    return None
+
+
+def _rank(accepted: list[Registration], request: Request) -> list[Registration]:
+    oracle = _oracles.get(request.family)
+
+    def score(registration: Registration) -> tuple[int, int, int]:
+        adjusted = 0 if oracle is None else _adjust(oracle, registration.spec, request)
+        return adjusted, registration.spec.priority, registration.order
+
+    return sorted(accepted, key=score, reverse=True)
+
+
+class SelectionOracle:
+    """Knowledge of one op family that outweighs priorities. Subclass and give to :func:`register_oracle`."""
+
+    def adjust(self, spec: KernelSpec, platform: PlatformInfo, traits: dict[str, Any] | None) -> int:
+        """Return the score of a kernel for a request; higher wins, before priority is looked at."""
+        return 0
+
+
+_oracles: dict[str, SelectionOracle] = {}
+
+
+def register_oracle(family: str, oracle: SelectionOracle) -> None:
+    """Rank the kernels of ``family`` by ``oracle`` first. A second one for the family replaces the first."""
+    _oracles[family] = oracle
+    epoch.bump()
+
+
+def _adjust(oracle: SelectionOracle, spec: KernelSpec, request: Request) -> int:
+    """Return the oracle's score; one that raises, or answers anything but an int, scores 0 and is warned about."""
+    try:
+        score = oracle.adjust(spec, request.platform, dict(request.traits) or None)
+    except Exception as error:  # noqa: BLE001 -- a third party's code must not break selection
+        warn(f"the oracle of family {request.family!r} raised {error!r} for kernel {spec.name!r}; it counts as 0.")
+        return 0
+    if isinstance(score, bool) or not isinstance(score, int):
+        warn(f"the oracle of family {request.family!r} gave {score!r} for kernel {spec.name!r}, not an int; it counts as 0.")
+        return 0
+    return score
+
+
+_CACHE_LIMIT = 4096  # entries; a host with unbounded trait values must not grow without end
+
+
+# The selections made in one epoch, with that epoch: replaced whole, so that no reader sees the one without the other.
+_cache: tuple[int, dict[object, SelectedKernel]] = (-1, {})
+
+
+def _cached_selections() -> dict[object, SelectedKernel]:
+    """Return the cache of the present epoch. A selection begun before a change ends in a cache that nobody reads."""
+    global _cache  # noqa: PLW0603 -- see above
+    now = epoch.current.value
+    made, found = _cache
+    if made != now or len(found) >= _CACHE_LIMIT:
+        found = {}
+        _cache = (now, found)
+    return found
+
+
+def select_kernel(
+    family: str,
+    mode: str,
+    format_signature: FormatSignature | None,
+    *,
+    features: frozenset[str] | None = None,
+    platform: PlatformInfo | None = None,
+    traits: Mapping[str, Any] | None = None,
+    solution: str | None = None,
+    override: str | None = None,
+) -> SelectedKernel:
+    """Return the best kernel for an operator, imported and probed.
+
+    Args:
+        format_signature: the operands' formats, or None to ask for none.
+        features: abilities that the kernel must offer.
+        platform: the platform to select for; this machine's by default.
+        traits: other properties of the call, by name.
+        solution: the only solution to consider.
+        override: the kernel or solution to run, whatever the rank; see :func:`kernel_override` for what outweighs it.
+
+    Raises:
+        NoKernelFoundError: no kernel may serve the request, or an override names none; each candidate's reason is said.
+    """
+    registry = KernelRegistry.get()
+    request = _request(registry, family, mode, format_signature, features, platform, traits, solution, override)
+    cache = _cached_selections()
+    key = _cache_key(request)
+    found = cache.get(key) if key is not None else None
+    if found is None:
+        found = _first_buildable(registry, request)
+        if key is not None:
+            cache[key] = found
+    return found
+
+
+def _request(  # noqa: PLR0913 -- the arguments of select_kernel, which the contract fixes
+    registry: KernelRegistry,
+    family: str,
+    mode: str,
+    format_signature: FormatSignature | None,
+    features: frozenset[str] | None,
+    platform: PlatformInfo | None,
+    traits: Mapping[str, Any] | None,
+    solution: str | None,
+    override: str | None,
+) -> Request:
+    return Request(
+        family=family,
+        mode=mode,
+        platform=Platform.get() if platform is None else platform,
+        signature=format_signature,
+        features=frozenset(features or ()),
+        traits=traits or {},
+        solution=solution,
+        forced=forced_kernel(registry, family, mode, override, os.environ),
+    )
+
+
+def _cache_key(request: Request) -> object | None:
+    """Return everything the choice depends on, or None if a trait value does not hash (then nothing is cached)."""
+    traits = tuple(sorted((name, type(value).__qualname__, value) for name, value in request.traits.items()))
+    key = (request.family, request.mode, request.platform, request.signature, request.features, request.solution)
+    try:
+        hash(traits)
+    except TypeError:
+        return None
+    return (*key, request.forced, traits)
+
+
+def _first_buildable(registry: KernelRegistry, request: Request) -> SelectedKernel:
+    decision = decide(registry, request)
+    for registration in decision.ranked:
+        if buildable(registry, registration) is None:
+            return SelectedKernel(registration.spec.name, registration.load())
+    explanation = _explanation(registry, decision)
+    raise NoKernelFoundError(f"no kernel for {_subject(request)} can run\n{explanation}")
+
+
+def explain_selection(
+    family: str,
+    mode: str,
+    format_signature: FormatSignature | None,
+    *,
+    features: frozenset[str] | None = None,
+    platform: PlatformInfo | None = None,
+    traits: Mapping[str, Any] | None = None,
+    solution: str | None = None,
+) -> str:
+    """Return as text who would be selected for these arguments of :func:`select_kernel`, and why each other would not."""
+    registry = KernelRegistry.get()
+    request = _request(registry, family, mode, format_signature, features, platform, traits, solution, None)
+    return str(_explanation(registry, decide(registry, request)))
+
+
+def _explanation(registry: KernelRegistry, decision: Decision) -> Explanation:
+    unbuildable = tuple(r for r in (buildable(registry, each) for each in decision.ranked) if r is not None)
+    refused = {reason.kernel: reason for reason in (*unbuildable, *decision.refused)}
+    everyone = (*decision.ranked, *decision.others)
+    return Explanation.of(_subject(decision.request), str(decision.request.platform), everyone, refused)
+
+
+def _subject(request: Request) -> str:
+    return f"{request.family}.{request.mode}" + (f" ({request.signature})" if request.signature else "")

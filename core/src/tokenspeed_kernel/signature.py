@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensor formats a kernel takes, operand by operand: frozen values that compare and hash.
+
+A ``torch.dtype`` is stored as it comes and never looked into, so this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "FormatSignature",
+    "ScaleFormat",
+    "TensorFormat",
+    "dense_tensor_format",
+    "format_signature",
+    "format_signatures",
+    "tensor_format",
+]
+
+
+@dataclass(frozen=True)
+class ScaleFormat:
+    """How the scales of a quantized tensor are stored.
+
+    Raises:
+        ValueError: ``block_shape`` is missing for granularity ``"block"``, given for another, or not positive.
+    """
+
+    storage_dtype: torch.dtype
+    granularity: str
+    """``"tensor"``, ``"channel"``, ``"token"``, ``"block"``, ..."""
+    block_shape: tuple[int, ...] | None = None
+    """Elements per scale along the last axes, for granularity ``"block"``."""
+    dynamic_block_shape: bool = False
+    """Whether any block shape is served."""
+
+    def __post_init__(self) -> None:
+        if self.granularity != "block":
+            if self.block_shape is not None or self.dynamic_block_shape:
+                raise ValueError(
+                    f"a block shape belongs to granularity 'block', got granularity {self.granularity!r} with "
+                    f"block_shape={self.block_shape!r}, dynamic_block_shape={self.dynamic_block_shape!r}"
+                )
+            return
+        if self.block_shape is None:
+            if not self.dynamic_block_shape:
+                raise ValueError("granularity 'block' needs block_shape, or dynamic_block_shape=True for any")
+            return
+        object.__setattr__(self, "block_shape", tuple(self.block_shape))
+        if not self.block_shape or any(size <= 0 for size in self.block_shape):
+            raise ValueError(f"block_shape must hold positive sizes, got {self.block_shape!r}")
+
+    def __str__(self) -> str:
+        block = "" if self.granularity != "block" else f", block={self.block_shape or 'dynamic'}"
+        return f"scale({self.granularity}, storage={self.storage_dtype}{block})"
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """How one operand is stored: its dtype, the name of its format, and its scales if it has any."""
+
+    storage_dtype: torch.dtype
+    format: str = "dense"
+    scale: ScaleFormat | None = None
+
+    def __str__(self) -> str:
+        scale = "" if self.scale is None else f", {self.scale}"
+        return f"{self.format}[storage={self.storage_dtype}{scale}]"
+
+
+@dataclass(frozen=True)
+class FormatSignature:
+    """One format per operand role, in the order of the roles' names.
+
+    Raises:
+        ValueError: a role is named twice.
+    """
+
+    roles: tuple[tuple[str, TensorFormat], ...]
+
+    def __post_init__(self) -> None:
+        roles = tuple(sorted(self.roles, key=lambda item: item[0]))
+        object.__setattr__(self, "roles", roles)
+        names = [name for name, _ in roles]
+        if len(set(names)) != len(names):
+            raise ValueError(f"each operand role may be named once, got {names}")
+
+    def format_for(self, role: str) -> TensorFormat | None:
+        """Return the format of ``role``, or None if it is not in the signature."""
+        return dict(self.roles).get(role)
+
+    def storage_dtype_for(self, role: str) -> torch.dtype | None:
+        """Return the dtype that ``role`` is stored in, or None if it is not in the signature."""
+        found = self.format_for(role)
+        return None if found is None else found.storage_dtype
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={tensor}" for name, tensor in self.roles) or "none"
+
+
+def tensor_format(format: str, storage_dtype: torch.dtype, *, scale: ScaleFormat | None = None) -> TensorFormat:
+    """Return the format named ``format`` stored as ``storage_dtype``, with ``scale`` if it is quantized."""
+    return TensorFormat(storage_dtype, format, scale)
+
+
+def dense_tensor_format(storage_dtype: torch.dtype) -> TensorFormat:
+    """Return the plain, unscaled format of ``storage_dtype``."""
+    return TensorFormat(storage_dtype)
+
+
+def format_signature(**roles: TensorFormat) -> FormatSignature:
+    """Return the signature with these formats, one keyword per operand role."""
+    return FormatSignature(tuple(roles.items()))
+
+
+def format_signatures(
+    roles: str | Iterable[str], format: str, storage_dtypes: Iterable[torch.dtype], *, scale: ScaleFormat | None = None
+) -> frozenset[FormatSignature]:
+    """Return one signature per dtype, in which every role has the same format and that dtype."""
+    names = (roles,) if isinstance(roles, str) else tuple(roles)
+    return frozenset(
+        FormatSignature(tuple((name, TensorFormat(dtype, format, scale)) for name in names)) for dtype in storage_dtypes
+    )

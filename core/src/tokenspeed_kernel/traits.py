@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the traits of a call (head_dim, causal, m, n, k, ...) with those that a kernel declares.
+
+A kernel declares, by trait name, the values that it serves. Three kinds of names mean more than membership:
+``<dim>_align``, ``<dim>_min`` and ``<dim>_max`` bound the size that the call gives as ``<dim>``; ``ispp_alignment`` and
+``hidden_alignment`` do so if the call gives that size; ``mnk_problem_filter`` holds functions of ``(m, n, k)``.
+Where a kernel declares several bounds, one that holds is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenspeed_kernel.registry import KernelSpec
+
+__all__ = ["spec_matches_traits", "trait_mismatch"]
+
+_BOUNDS: Mapping[str, Callable[[int, int], bool]] = {
+    "_align": lambda size, bound: bound > 0 and size % bound == 0,
+    "_min": lambda size, bound: size >= bound,
+    "_max": lambda size, bound: size <= bound,
+}
+_OPTIONAL_ALIGNMENTS = {"ispp_alignment": "ispp", "hidden_alignment": "hidden"}
+_PROBLEM_FILTER = "mnk_problem_filter"
+
+
+def spec_matches_traits(spec: KernelSpec, traits: Mapping[str, Any], *, require_all_traits: bool = False) -> bool:
+    """Return whether ``spec`` serves every trait value asked for, sizes apart.
+
+    A trait that the kernel does not declare is served, unless ``require_all_traits``; a declared one that is not asked
+    for does not matter. A set of values is served if each of them is.
+    """
+    return _value_mismatch(spec, traits, require_all_traits) is None
+
+
+def trait_mismatch(spec: KernelSpec, traits: Mapping[str, Any]) -> str | None:
+    """Return what ``spec`` does not serve of ``traits``, as a sentence, or None if it serves all. No traits ask nothing."""
+    if not traits:
+        return None
+    return _value_mismatch(spec, traits, False) or _size_mismatch(spec, traits)
+
+
+def _value_mismatch(spec: KernelSpec, traits: Mapping[str, Any], require_all: bool) -> str | None:
+    for name, value in traits.items():
+        if name in spec.traits:
+            if not _serves(spec.traits[name], value):
+                return f"serves {name} in {_text(spec.traits[name])}, asked is {value!r}"
+        elif require_all:
+            return f"does not declare the trait {name!r}"
+    for name, dim in _OPTIONAL_ALIGNMENTS.items():
+        if name in spec.traits and dim in traits and not _in_bounds(spec.traits[name], traits[dim], _BOUNDS["_align"]):
+            return f"needs {dim} to be a multiple of {_text(spec.traits[name])}, asked is {traits[dim]!r}"
+    return None
+
+
+def _size_mismatch(spec: KernelSpec, traits: Mapping[str, Any]) -> str | None:
+    for name, bounds in spec.traits.items():
+        if name == _PROBLEM_FILTER:
+            if not _passes_filter(bounds, traits):
+                return f"its {name} refuses m={traits.get('m')!r}, n={traits.get('n')!r}, k={traits.get('k')!r}"
+            continue
+        for suffix, holds in _BOUNDS.items():
+            dim = name.removesuffix(suffix)
+            if dim != name and not _in_bounds(bounds, traits.get(dim), holds):
+                return f"needs {dim} to meet {name} {_text(bounds)}, asked is {traits.get(dim)!r}"
+    return None
+
+
+def _serves(declared: Iterable[Any], value: Any) -> bool:
+    if isinstance(value, (set, frozenset)):
+        return all(_serves(declared, item) for item in value)
+    return any(_same(served, value) for served in declared)
+
+
+def _same(served: Any, value: Any) -> bool:
+    if isinstance(served, bool) != isinstance(value, bool):
+        return False  # True == 1 in Python, but a flag is not a count
+    try:
+        return bool(served == value)
+    except Exception:  # noqa: BLE001 -- a tensor or an array compares elementwise and has no truth value: not the same
+        return False
+
+
+def _in_bounds(bounds: Iterable[Any], size: object, holds: Callable[[int, int], bool]) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and any(holds(size, bound) for bound in bounds)
+
+
+def _passes_filter(filters: Iterable[Callable[..., object]], traits: Mapping[str, Any]) -> bool:
+    sizes = [traits.get(dim) for dim in ("m", "n", "k")]
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    try:
+        return any(accepts(*sizes) for accepts in filters)
+    except Exception:  # noqa: BLE001 -- a kernel author's function; one that raises does not vouch for the sizes
+        return False
+
+
+def _text(values: Iterable[Any]) -> str:
+    return "{" + ", ".join(sorted(map(repr, values))) + "}"
