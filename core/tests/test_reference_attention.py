@@ -7,16 +7,17 @@ import math
 
 import pytest
 import torch
+
 from tokenspeed_kernel.reference.attention import ms_deform_attn, sdpa
 
 INFINITY, NAN = float("inf"), float("nan")
 
 
 def _one_level(
-    value: torch.Tensor, size: tuple[int, int], locations: list[tuple[float, float]], **kwargs: torch.dtype
+    value: torch.Tensor, size: tuple[int, int], locations: list[tuple[float, float]], dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """Sample a single-head, single-channel level once a query, with weight 1; return the Q answers."""
-    points = torch.tensor(locations, **kwargs).reshape(1, -1, 1, 1, 1, 2)
+    points = torch.tensor(locations, dtype=dtype).reshape(1, -1, 1, 1, 1, 2)
     weights = torch.ones(points.shape[:-1], dtype=value.dtype)
     return ms_deform_attn(value.reshape(1, -1, 1, 1), [size], points, weights).flatten()
 
@@ -112,9 +113,12 @@ def test_ms_deform_attn_is_zero_outside_and_where_a_location_is_not_finite() -> 
     torch.testing.assert_close(out.flatten(), expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(out.flatten()[4:], torch.zeros(9))
     out.sum().backward()
-    assert locations.grad is not None and weights.grad is not None
-    assert locations.grad.isfinite().all() and weights.grad.isfinite().all()
-    assert not locations.grad[:, 4:].any() and not weights.grad[:, 4:].any()
+    assert locations.grad is not None
+    assert weights.grad is not None
+    assert locations.grad.isfinite().all()
+    assert weights.grad.isfinite().all()
+    assert not locations.grad[:, 4:].any()
+    assert not weights.grad[:, 4:].any()
 
 
 def test_ms_deform_attn_ignores_a_nan_pixel_that_no_sample_touches() -> None:
@@ -128,7 +132,8 @@ def test_ms_deform_attn_has_no_location_gradient_on_the_outer_edge() -> None:
     locations = torch.tensor([(-0.125, 0.5), (1.125, 0.5)]).reshape(1, 2, 1, 1, 1, 2).requires_grad_()
     out = ms_deform_attn(torch.ones(1, 16, 1, 1), [(4, 4)], locations, torch.ones(1, 2, 1, 1, 1))
     (grad,) = torch.autograd.grad(out.sum(), locations)
-    assert not out.any() and not grad.any()
+    assert not out.any()
+    assert not grad.any()
 
 
 def test_ms_deform_attn_treats_every_batch_element_alike() -> None:
@@ -210,7 +215,9 @@ def test_ms_deform_attn_of_nothing_is_empty_with_zero_gradients(batch: int, quer
     assert out.shape == (batch, queries, 21)
     out.sum().backward()
     for tensor in inputs:
-        assert tensor.grad is not None and tensor.grad.shape == tensor.shape and not tensor.grad.any()
+        assert tensor.grad is not None
+        assert tensor.grad.shape == tensor.shape
+        assert not tensor.grad.any()
 
 
 @pytest.mark.parametrize("empty", [(0, 5), (5, 0), (0, 0)])
@@ -229,7 +236,8 @@ def test_ms_deform_attn_of_only_empty_levels_is_zero_and_differentiable() -> Non
     inputs = [tensor.requires_grad_() for tensor in _random_inputs([(0, 3)], torch.float32)]
     out = ms_deform_attn(inputs[0], [(0, 3)], inputs[1], inputs[2])
     grads = torch.autograd.grad(out.sum(), inputs)
-    assert out.shape == (2, 5, 21) and not out.any()
+    assert out.shape == (2, 5, 21)
+    assert not out.any()
     assert not any(grad.any() for grad in grads)
 
 
@@ -328,7 +336,8 @@ def test_sdpa_without_keys_is_zero_with_zero_gradient() -> None:
     q = torch.ones(1, 2, 3, 4, requires_grad=True)
     out = sdpa(q, torch.ones(1, 2, 0, 4), torch.ones(1, 2, 0, 5))
     (grad,) = torch.autograd.grad(out.sum(), q)
-    assert out.shape == (1, 2, 3, 5) and not out.any()
+    assert out.shape == (1, 2, 3, 5)
+    assert not out.any()
     assert not grad.any()
 
 

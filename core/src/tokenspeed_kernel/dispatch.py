@@ -107,7 +107,7 @@ class Dispatch:
                     continue
             try:
                 result = candidate.call(*args, **kwargs)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 -- raised again below if nobody serves the call
                 failures = self._failed(failures, candidate, error, args, kwargs)
                 continue
             if result is NotImplemented or (result is None and not self.contract.mutates):
@@ -193,7 +193,9 @@ class Dispatch:
         if self.contract.mutates or _is_capturing():
             name = candidate.registration.spec.name
             why = "the slot writes to its arguments" if self.contract.mutates else "a CUDA graph is being captured"
-            raise RuntimeError(f"kernel {name!r} of slot {self.contract.name!r} failed, and {why}: not run again") from error
+            raise RuntimeError(
+                f"kernel {name!r} of slot {self.contract.name!r} failed, and {why}: not run again"
+            ) from error
         return [*(failures or ()), (candidate, error)]
 
     def _trip(self, failures: list[tuple[_Candidate, Exception]]) -> None:
@@ -204,7 +206,7 @@ class Dispatch:
             cause = f"{type(error).__name__}: {error}"
             if registry.tripped.setdefault(registration, cause) is cause:
                 warn(
-                    f"kernel {registration.spec.name!r} ({registration.owner or 'host'}) of slot {self.contract.name!r} "
+                    f"kernel {registration.spec.name!r} ({registration.owner or 'host'}) of {self.contract.name!r} "
                     f"failed and is off for the rest of the process: {cause}",
                     RuntimeWarning,
                 )
@@ -221,14 +223,16 @@ class Dispatch:
         if failures and (plan.forced is not None or self.contract.reference is not None):
             raise failures[-1][1]
         if plan.forced is not None:
-            raise NoKernelFoundError(f"{plan.forced!r} is forced, but cannot serve this call\n{self.explain(*args, **kwargs)}")
+            raise NoKernelFoundError(
+                f"{plan.forced!r} is forced, but cannot serve this call\n{self.explain(*args, **kwargs)}"
+            )
         if failures:
             self._trip(failures)
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
-        """Return who would run for these arguments, and why each other kernel would not. Without arguments: before any call."""
+        """Return who would run for these arguments, and why each other would not; without any, before a call."""
         context = context_override(self.contract.family, self.contract.mode)
         return self._explain(self._decide(context), args, kwargs)
 
@@ -245,7 +249,7 @@ class Dispatch:
         return Explanation.of(self.contract.name, str(decision.request.platform), everyone, refused)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Return what each kernel did since the process began: calls ``served``, ``failed``, and ``declined`` by reason."""
+        """Return what each kernel did so far: the calls it ``served`` and ``failed``, and ``declined`` by reason."""
         return {kernel: counts.to_dict() for kernel, counts in sorted(self._counts.items())}
 
 
@@ -256,7 +260,9 @@ def _declines(registration: Registration, args: tuple[Any, ...], kwargs: dict[st
     try:
         verdict = load_attribute(supports)(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 -- as in a call: a fault of the check declines
-        return Reason(name, "accepting", "supports_raised", f"its supports() raised {error!r}", "report it to its provider")
+        return Reason(
+            name, "accepting", "supports_raised", f"its supports() raised {error!r}", "report it to its provider"
+        )
     return None if verdict is True else Reason(name, "accepting", "declined", _text(verdict))
 
 
@@ -274,7 +280,9 @@ def _is_nobodys_fault(error: Exception) -> bool:
     if isinstance(error, MemoryError):
         return True
     name, text = type(error).__name__, str(error)
-    return name in ("OutOfMemoryError", "AcceleratorError") or (name == "RuntimeError" and text.startswith("CUDA error"))
+    return name in ("OutOfMemoryError", "AcceleratorError") or (
+        name == "RuntimeError" and text.startswith("CUDA error")
+    )
 
 
 def _is_capturing() -> bool:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 
 from tokenspeed_kernel import settings
 from tokenspeed_kernel.notices import warn
@@ -19,7 +20,8 @@ class NoKernelFoundError(RuntimeError):
     """No registered kernel may serve the request; the message lists each with its reason."""
 
 
-_context_overrides: ContextVar[Mapping[tuple[str, str], str]] = ContextVar("tokenspeed_kernel_overrides", default={})
+_NONE: Mapping[tuple[str, str], str] = MappingProxyType({})
+_context_overrides: ContextVar[Mapping[tuple[str, str], str]] = ContextVar("tokenspeed_kernel_overrides", default=_NONE)
 
 
 class _OpenContexts:
@@ -90,4 +92,4 @@ _said: set[tuple[str, str]] = set()
 def _warn_unknown_override(variable: str, wanted: str, known: tuple[str, ...]) -> None:
     if (variable, wanted) not in _said:
         _said.add((variable, wanted))
-        warn(f"{variable}={wanted!r} names no kernel or solution; there are: {', '.join(known) or 'none'}. It is ignored.")
+        warn(f"{variable}={wanted!r} is ignored: it names no kernel or solution of {', '.join(known) or 'none'}.")

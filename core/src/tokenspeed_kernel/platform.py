@@ -39,7 +39,7 @@ class InterconnectInfo:
 
 @dataclass(frozen=True)
 class PlatformInfo:
-    """One kind of device and how many of them a process sees. Memory is in bytes, bandwidth in GB/s, 0 where unknown."""
+    """One kind of device, and how many a process sees. Memory is in bytes, bandwidth in GB/s; 0 where unknown."""
 
     vendor: str
     """``"nvidia"``, ``"amd"``, ``"cpu"``, or another vendor's name."""
@@ -58,7 +58,7 @@ class PlatformInfo:
 
     @classmethod
     def detect(cls) -> PlatformInfo:
-        """Return the platform of this machine: the first visible GPU's, or the CPU's. Initialises CUDA if there is one."""
+        """Return this machine's platform: the first visible GPU's, or the CPU's. Initialises CUDA if it is there."""
         return _detect()
 
     @property
@@ -230,7 +230,7 @@ def _features(arch: ArchVersion, table: tuple[tuple[ArchVersion, tuple[str, ...]
 
 def _amd_arch(gcn_name: str) -> ArchVersion:
     """``"gfx942:sramecc+"`` -> 9.4: the last two characters are minor version and stepping, both hexadecimal."""
-    digits = gcn_name.split(":")[0].removeprefix("gfx")
+    digits = gcn_name.partition(":")[0].removeprefix("gfx")
     return ArchVersion(int(digits[:-2]), int(digits[-2], 16))
 
 

@@ -71,11 +71,11 @@ class KernelSpec:
     weight_preprocessor: Callable[..., Any] | None = None
     """What turns a stored weight into the layout that this kernel wants, or None."""
     predicate: Callable[[], object] | str | None = field(default=None, kw_only=True)
-    """Asked once: whether what the kernel depends on is there. Anything but True is no. May be ``"module:attribute"``."""
+    """Asked once: True if what the kernel depends on is there, else anything. May be ``"module:attribute"``."""
     probe: Callable[[], object] | str | None = field(default=None, kw_only=True)
     """Asked once, before the kernel's first use: whether this machine can build and launch it."""
     supports: Callable[..., object] | str | None = field(default=None, kw_only=True)
-    """Asked at each slot call with the call's arguments: True, or the reason why not as a str (False, None: no reason)."""
+    """Asked at each slot call, with its arguments: True, or why not as a str (False and None give no reason)."""
 
     def __post_init__(self) -> None:
         _check_spec(self)
@@ -87,7 +87,7 @@ class KernelSpec:
     def format_signatures_for_storage_dtype(
         self, storage_dtype: torch.dtype, roles: str | Iterable[str]
     ) -> tuple[FormatSignature, ...]:
-        """Return the signatures in which one of ``roles`` is stored as ``storage_dtype``, in the order of their text."""
+        """Return the signatures in which one of ``roles`` is stored as ``storage_dtype``, ordered by their text."""
         names = _role_names(roles)
         found = (s for s in self.format_signatures if any(s.storage_dtype_for(name) == storage_dtype for name in names))
         return tuple(sorted(found, key=str))
@@ -103,7 +103,9 @@ class KernelSpec:
         found = self.format_signatures_for_storage_dtype(storage_dtype, roles)
         if len(found) > 1:
             texts = "; ".join(map(str, found))
-            raise ValueError(f"kernel {self.name!r} has {len(found)} signatures with {storage_dtype} in {roles!r}: {texts}")
+            raise ValueError(
+                f"kernel {self.name!r} has {len(found)} signatures with {storage_dtype} in {roles!r}: {texts}"
+            )
         return found[0] if found else None
 
     def storage_dtypes_for_role(self, roles: str | Iterable[str]) -> frozenset[torch.dtype]:
@@ -285,7 +287,7 @@ class KernelRegistry:
         return None if found is None else found.spec
 
     def get_impl(self, name: str) -> Callable[..., Any] | None:
-        """Return the implementation of the kernel called ``name``, imported if need be, or None if there is no such kernel."""
+        """Return the implementation of the kernel called ``name``, importing it if need be, or None."""
         found = self.registration(name)
         return None if found is None else found.load()
 
@@ -331,7 +333,9 @@ class KernelRegistry:
 def _warn_about_name(new: Registration, old: Registration, shelved: bool) -> None:
     name, newer, older = new.spec.name, new.owner or "the host", old.owner or "the host"
     if shelved:
-        warn(f"kernel {name!r} from {newer} is kept aside: {older} has taken that name. Register it under another name.")
+        warn(
+            f"kernel {name!r} from {newer} is kept aside: {older} has taken that name. Register it under another name."
+        )
     else:
         warn(f"kernel {name!r} from {older} is replaced by the one of that name from {newer}.")
 
@@ -392,6 +396,7 @@ def describe_kernel(name: str) -> str:
     spec = found.spec
     band = max(b for b in Priority if b <= spec.priority)
     offset = f"+{spec.priority - band}" if spec.priority > band else ""
+    preprocessor = getattr(spec.weight_preprocessor, "__qualname__", spec.weight_preprocessor)
     signatures = "; ".join(sorted(map(str, spec.format_signatures))) or "any"
     return "\n".join(
         (
@@ -404,6 +409,6 @@ def describe_kernel(name: str) -> str:
             f"  Features: {', '.join(sorted(spec.features)) or 'none'}",
             f"  Traits: {', '.join(f'{k}={sorted(map(str, v))}' for k, v in sorted(spec.traits.items())) or 'none'}",
             f"  Platform: {spec.capability}",
-            f"  Weight preprocessor: {getattr(spec.weight_preprocessor, '__qualname__', spec.weight_preprocessor) or 'none'}",
+            f"  Weight preprocessor: {preprocessor or 'none'}",
         )
     )

@@ -44,7 +44,7 @@ class Request:
     traits: Mapping[str, Any] = field(default_factory=dict)
     solution: str | None = None
     forced: str | None = None
-    """The kernel or solution that an override names. It skips rank, signature and traits, never capability or features."""
+    """What an override names. It skips rank, signature and traits, never capability or features."""
 
 
 # Each rule returns (code, detail, remedy) for a refusal, or None.
@@ -53,7 +53,9 @@ _Refusal = tuple[str, str, str]
 
 def _tripped(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
     cause = registry.tripped.get(registration)
-    return None if cause is None else ("tripped", f"switched off after it failed: {cause}", "restart the process to retry")
+    return (
+        None if cause is None else ("tripped", f"switched off after it failed: {cause}", "restart the process to retry")
+    )
 
 
 def _setting(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
@@ -61,7 +63,11 @@ def _setting(registry: KernelRegistry, registration: Registration, request: Requ
     if only is None or registration.spec.solution in (only, "reference") or request.forced is not None:
         return None
     variable = next((name for name in settings.VARIABLES["selection"] if os.environ.get(name)), "the selection setting")
-    return "setting", f"the process selects {only!r} only", f"unset {variable}, or set it to {registration.spec.solution!r}"
+    return (
+        "setting",
+        f"the process selects {only!r} only",
+        f"unset {variable}, or set it to {registration.spec.solution!r}",
+    )
 
 
 def _capable(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:

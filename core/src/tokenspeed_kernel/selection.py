@@ -129,7 +129,9 @@ def _adjust(oracle: SelectionOracle, spec: KernelSpec, request: Request) -> int:
         warn(f"the oracle of family {request.family!r} raised {error!r} for kernel {spec.name!r}; it counts as 0.")
         return 0
     if isinstance(score, bool) or not isinstance(score, int):
-        warn(f"the oracle of family {request.family!r} gave {score!r} for kernel {spec.name!r}, not an int; it counts as 0.")
+        warn(
+            f"the oracle of family {request.family!r} gave {score!r} for kernel {spec.name!r}: not an int, counts as 0."
+        )
         return 0
     return score
 
@@ -188,7 +190,7 @@ def select_kernel(
     return found
 
 
-def _request(  # noqa: PLR0913 -- the arguments of select_kernel, which the contract fixes
+def _request(
     registry: KernelRegistry,
     family: str,
     mode: str,
@@ -241,7 +243,7 @@ def explain_selection(
     traits: Mapping[str, Any] | None = None,
     solution: str | None = None,
 ) -> str:
-    """Return as text who would be selected for these arguments of :func:`select_kernel`, and why each other would not."""
+    """Return as text whom :func:`select_kernel` would select for these arguments, and why each other would not do."""
     registry = KernelRegistry.get()
     request = _request(registry, family, mode, format_signature, features, platform, traits, solution, None)
     return str(_explanation(registry, decide(registry, request)))

@@ -64,7 +64,7 @@ def refresh() -> None:
 
 
 def hub_enabled() -> bool:
-    """Return whether kernels may be fetched from the Hugging Face Hub: ``TOKENSPEED_KERNEL_HUB`` is not switched off."""
+    """Return whether kernels may be fetched from the Hugging Face Hub."""
     return current().hub
 
 

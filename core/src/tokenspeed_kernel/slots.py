@@ -41,13 +41,14 @@ _BUILT_IN = (
         name="ms_deform_attn",
         family="attention",
         mode="ms_deform_attn",
-        summary="ms_deform_attn(value, spatial_shapes, sampling_locations, attention_weights): multi-scale deformable attention",
+        summary="ms_deform_attn(value, spatial_shapes, sampling_locations, attention_weights): deformable attention",
     ),
     SlotContract(
         name="sdpa",
         family="attention",
         mode="sdpa",
         summary="sdpa(q, k, v, *, attn_mask, dropout_p, is_causal, scale, enable_gqa): scaled dot-product attention",
+        validate="tokenspeed_kernel.reference.attention:validate_sdpa",
     ),
 )
 
@@ -173,7 +174,7 @@ def register(
         slot: the slot's name. One that nobody declared becomes a slot without a reference.
         impl: the callable, or ``"module:attribute"``.
         name: the solution, which ``TOKENSPEED_KERNEL_SELECTION`` and overrides name. Several may share it.
-        predicate: asked once, whether the implementation can be used here. One that raises counts as no, with a warning.
+        predicate: asked once: True if the implementation can be used here. One that raises means no.
         priority: 0 to 19; 19 if not given, or 0 if ``name`` is ``"reference"``.
 
     Raises:
@@ -228,7 +229,9 @@ def iter_impls(slot: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def active() -> dict[str, str]:
     """Return, for every slot, the solution that comes first, or ``"unavailable"``."""
-    return {name: next((s for s, _ in handle.implementations()), "unavailable") for name, handle in list(_handles.items())}
+    return {
+        name: next((s for s, _ in handle.implementations()), "unavailable") for name, handle in list(_handles.items())
+    }
 
 
 def refresh() -> None:

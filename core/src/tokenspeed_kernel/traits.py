@@ -36,7 +36,7 @@ def spec_matches_traits(spec: KernelSpec, traits: Mapping[str, Any], *, require_
 
 
 def trait_mismatch(spec: KernelSpec, traits: Mapping[str, Any]) -> str | None:
-    """Return what ``spec`` does not serve of ``traits``, as a sentence, or None if it serves all. No traits ask nothing."""
+    """Return what ``spec`` does not serve of ``traits``, or None if it serves all. No traits ask for nothing."""
     if not traits:
         return None
     return _value_mismatch(spec, traits, False) or _size_mismatch(spec, traits)

@@ -32,7 +32,9 @@ def _list() -> int:
     width = max((len(record.name) for record in records), default=0)
     for record in records:
         kernels = ", ".join(record.kernel_names)
-        print(f"{record.name:<{width}}  {record.state:<11}  {record.package} {record.version}  {kernels or record.reason}")
+        print(
+            f"{record.name:<{width}}  {record.state:<11}  {record.package} {record.version}  {kernels or record.reason}"
+        )
     return 1 if any(record.state == "failed" for record in records) else 0
 
 

@@ -31,8 +31,8 @@ class _State:
         self.disabled: set[str] = set()  # by disable_plugin; the environment's are read at each discovery
         self.records: dict[tuple[str, str], PluginRecord] = {}  # by entry-point name and distribution
         self.registry: KernelRegistry | None = None  # the one that the loaded plugins registered in
-        # What a plugin registered while its modules were imported, which happens once a process: registered again for it
-        # whenever it is loaded again.
+        # What a plugin registered while its modules were imported. That happens once a process, so it is registered for
+        # the plugin whenever it is loaded again.
         self.at_import: dict[str, tuple[Registration, ...]] = {}
 
 
@@ -233,7 +233,8 @@ def _failure(entry: EntryPoint, phase: str, error: BaseException, milliseconds: 
 
     cause = _text_of(error)
     skip = f"TOKENSPEED_KERNEL_DISABLE_PLUGINS={entry.name}"
-    warn(f"plugin {entry.name!r} of {_distribution(entry)} failed in {phase} and is not loaded: {cause}. To skip it: {skip}")
+    who = f"plugin {entry.name!r} of {_distribution(entry)}"
+    warn(f"{who} failed in {phase} and is not loaded: {cause}. To skip it: {skip}")
     text = "".join(traceback.format_exception(error))
     return _record(entry, "failed", cause, phase=phase, traceback=text, milliseconds=milliseconds)
 
@@ -252,10 +253,9 @@ def _warn_about_ties(registry: KernelRegistry, owned: Iterable[Registration]) ->
     for new in owned:
         for other in registry.registrations(new.spec.family, new.spec.mode):
             if other.owner != new.owner and other.spec.priority == new.spec.priority:
-                warn(
-                    f"kernels {new.spec.name!r} (plugin {new.owner}) and {other.spec.name!r} ({other.owner or 'host'}) share "
-                    f"priority {new.spec.priority} for {new.spec.family}.{new.spec.mode}: {new.spec.name!r} is newer and wins."
-                )
+                both = f"{new.spec.name!r} ({new.owner}) and {other.spec.name!r} ({other.owner or 'host'})"
+                where = f"priority {new.spec.priority} for {new.spec.family}.{new.spec.mode}"
+                warn(f"kernels {both} share {where}: {new.spec.name!r} is newer and wins.")
 
 
 def _withdraw(name: str) -> None:

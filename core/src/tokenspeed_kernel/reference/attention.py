@@ -14,7 +14,7 @@ from contextlib import nullcontext
 
 import torch
 
-__all__ = ["ms_deform_attn", "sdpa"]
+__all__ = ["ms_deform_attn", "sdpa", "validate_sdpa"]
 
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -32,13 +32,16 @@ def ms_deform_attn(
     float64 for a float64 value and in float32 otherwise. A sample outside its level, or whose location is not finite,
     is zero whatever its weight, and its location and weight receive a zero gradient.
 
-    :param value: (N, S, M, D): the levels one after the other, each row-major; floating point.
-    :param spatial_shapes: (H, W) of each of the L levels: an int64 or int32 tensor (L, 2) on any device, or pairs of
-        ints; S is the sum of H * W. An empty level contributes zero. A tensor on a device is read, which synchronises.
-    :param sampling_locations: (N, Q, M, L, P, 2): (x, y), where 0 and 1 are the outer edges of the level.
-    :param attention_weights: (N, Q, M, L, P).
-    :raises TypeError: if a dtype is not of the kind named above.
-    :raises ValueError: if shapes or devices disagree; the message names them.
+    Args:
+        value: (N, S, M, D): the levels one after the other, each row-major; floating point.
+        spatial_shapes: (H, W) of each of the L levels: an int64 or int32 tensor (L, 2) on any device, or pairs of
+            ints; S is the sum of H * W. An empty level contributes zero. Reading a tensor on a GPU synchronises.
+        sampling_locations: (N, Q, M, L, P, 2): (x, y), where 0 and 1 are the outer edges of the level.
+        attention_weights: (N, Q, M, L, P).
+
+    Raises:
+        TypeError: if a dtype is not of the kind named above.
+        ValueError: if shapes or devices disagree, or S is not the sum of H * W.
 
     >>> value = torch.arange(6.0).reshape(1, 6, 1, 1)
     >>> ms_deform_attn(value, [(2, 3)], torch.full((1, 1, 1, 1, 1, 2), 0.5), torch.ones(1, 1, 1, 1, 1)).item()
@@ -80,24 +83,26 @@ def sdpa(
     cannot overflow. Masked positions get the weight zero and are multiplied all the same: a NaN or an infinity in
     their keys or values comes out as NaN, as in PyTorch. A row without any key left has zero weights and gradients.
 
-    :param q: (..., Lq, E).
-    :param k: (..., Lk, E).
-    :param v: (..., Lk, Ev).
-    :param attn_mask: broadcasts to (..., Lq, Lk). Bool: True keeps the position. Floating point: added to the scores.
-    :param dropout_p: probability of zeroing a weight; always applied, so pass 0 in evaluation.
-    :param is_causal: query i sees keys 0 to i (aligned top-left), also where Lq and Lk differ.
-    :param scale: factor on the scores; 1 / sqrt(E) by default.
-    :param enable_gqa: repeat the heads (third axis from the end) of ``k`` and of ``v`` up to those of ``q``.
-    :raises TypeError: if ``attn_mask`` is neither bool nor floating point.
-    :raises ValueError: if shapes disagree, or ``attn_mask`` comes together with ``is_causal``.
+    Args:
+        q: (..., Lq, E).
+        k: (..., Lk, E).
+        v: (..., Lk, Ev).
+        attn_mask: broadcasts to (..., Lq, Lk). Bool: True keeps the position. Floating point: added to the scores.
+        dropout_p: probability of zeroing a weight; always applied, so pass 0 in evaluation.
+        is_causal: query i sees keys 0 to i (aligned top-left), also where Lq and Lk differ.
+        scale: factor on the scores; 1 / sqrt(E) by default.
+        enable_gqa: repeat the heads (third axis from the end) of ``k`` and of ``v`` up to those of ``q``.
+
+    Raises:
+        TypeError: if ``attn_mask`` is neither bool nor floating point.
 
     >>> q, k, v = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), torch.tensor([1.0, 3.0]).reshape(1, 1, 2, 1)
     >>> sdpa(q, k, v, is_causal=True).flatten().tolist()
     [1.0, 2.0]
     """
+    validate_sdpa(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if enable_gqa:
-        k, v = _repeat_heads(q, "k", k), _repeat_heads(q, "v", v)
-    _check_sdpa(q, k, v, attn_mask, is_causal)
+        k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
     accumulate = torch.float64 if q.dtype == torch.float64 else torch.float32
     size = q.shape[-1]
     factor = scale if scale is not None else (1 / math.sqrt(size) if size else 1.0)
@@ -138,15 +143,16 @@ def _sample_level(
     samples = torch.zeros((), dtype=pixels.dtype, device=pixels.device)
     for j, share_y in enumerate((1 - lower_share, lower_share)):
         for i, share_x in enumerate((1 - right_share, right_share)):
-            corner = _pixels_at(pixels, height, width, row + j, column + i, inside)
+            corner = _pixels_at(pixels, (height, width), row + j, column + i, inside)
             samples = samples + (share_y * share_x)[..., None] * corner
     return (torch.where(inside, weights, 0.0)[..., None] * samples).sum(3)
 
 
 def _pixels_at(
-    pixels: torch.Tensor, height: int, width: int, row: torch.Tensor, column: torch.Tensor, inside: torch.Tensor
+    pixels: torch.Tensor, size: tuple[int, int], row: torch.Tensor, column: torch.Tensor, inside: torch.Tensor
 ) -> torch.Tensor:
     """Return ``pixels`` (N, M, H*W, D) at (row, column), each (N, Q, M, P), as (N, Q, M, P, D); zero off the map."""
+    height, width = size
     valid = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
     index = torch.where(valid, row * width + column, 0).transpose(1, 2)  # (N, M, Q, P)
     channels = pixels.shape[-1]
@@ -202,42 +208,71 @@ def _check_ms_deform_attn(
         raise ValueError(f"spatial_shapes {levels} hold {total} pixels, value has {pixels}")
 
 
-def _repeat_heads(q: torch.Tensor, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if q.ndim < 3 or tensor.ndim < 3:
-        raise ValueError(f"enable_gqa needs a head axis, got q {tuple(q.shape)} and {name} {tuple(tensor.shape)}")
-    wanted, heads = q.shape[-3], tensor.shape[-3]
-    if not heads or wanted % heads:
-        raise ValueError(f"enable_gqa needs the heads of {name} to divide those of q, got {heads} and {wanted}")
-    return tensor.repeat_interleave(wanted // heads, -3)
-
-
-def _check_sdpa(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool
+def validate_sdpa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> None:
+    """Raise what :func:`sdpa` documents if these arguments are at fault, else return None."""
+    _check_operands(q, k, v, dropout_p)
+    heads = 3 if enable_gqa else 2  # with enable_gqa the head axis of k and v need not broadcast
+    if enable_gqa:
+        for name, tensor in (("k", k), ("v", v)):
+            _check_heads(q, name, tensor)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    try:
+        batch = torch.broadcast_shapes(q.shape[:-heads], k.shape[:-heads])
+        torch.broadcast_shapes(batch, v.shape[:-heads])
+    except RuntimeError as error:
+        raise ValueError(f"the leading axes must broadcast, got {shapes}") from error
+    if attn_mask is not None:
+        _check_mask(attn_mask, torch.Size((*batch, *q.shape[-heads:-1], k.shape[-2])), is_causal, q.device)
+
+
+def _check_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not all(tensor.is_floating_point() for tensor in (q, k, v)):
+        raise TypeError(f"q, k and v must be floating point, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not (q.dtype == k.dtype == v.dtype or torch.is_autocast_enabled(q.device.type)):
+        raise TypeError(f"q, k and v must have one dtype outside autocast, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
     if min(q.ndim, k.ndim, v.ndim) < 2:
         raise ValueError(f"q, k and v need at least two axes, got {shapes}")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have the same last axis, got {shapes}")
     if k.shape[-2] != v.shape[-2]:
         raise ValueError(f"k and v must have the same length, got {shapes}")
-    try:
-        batch = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    except RuntimeError as error:
-        raise ValueError(f"the leading axes must broadcast, got {shapes}") from error
-    if attn_mask is None:
-        return
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
+
+
+def _check_heads(q: torch.Tensor, name: str, tensor: torch.Tensor) -> None:
+    if q.ndim < 3 or tensor.ndim < 3:
+        raise ValueError(f"enable_gqa needs a head axis, got q {tuple(q.shape)} and {name} {tuple(tensor.shape)}")
+    wanted, heads = q.shape[-3], tensor.shape[-3]
+    if not heads or wanted % heads:
+        raise ValueError(f"enable_gqa needs the heads of {name} to divide those of q, got {heads} and {wanted}")
+
+
+def _check_mask(mask: torch.Tensor, scores: torch.Size, is_causal: bool, device: torch.device) -> None:
     if is_causal:
         raise ValueError("attn_mask and is_causal exclude each other: merge the causal mask into attn_mask")
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        raise TypeError(f"attn_mask must be bool or floating point, got {attn_mask.dtype}")
-    scores = torch.Size((*batch, q.shape[-2], k.shape[-2]))
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attn_mask must be bool or floating point, got {mask.dtype}")
+    if mask.device != device:
+        raise ValueError(f"attn_mask must be on the device of q, got {mask.device} and {device}")
     try:
-        fits = torch.broadcast_shapes(attn_mask.shape, scores) == scores
+        fits = torch.broadcast_shapes(mask.shape, scores) == scores
     except RuntimeError:
         fits = False
     if not fits:
-        raise ValueError(f"attn_mask {tuple(attn_mask.shape)} must broadcast to the scores {tuple(scores)}")
+        raise ValueError(f"attn_mask {tuple(mask.shape)} must broadcast to the scores {tuple(scores)}")
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

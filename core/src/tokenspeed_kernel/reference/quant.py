@@ -18,15 +18,16 @@ _E4M3_MANTISSA_BITS = 3
 
 
 def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
-    """Return ``x`` on the FP8 E4M3 grid of ``scale``: ``E4M3(clamp(x / s, -448, 448)) * s`` with ``s = max(scale, 1e-12)``.
+    """Return ``x`` on the FP8 E4M3 grid of ``scale``.
 
-    Rounding is to nearest, ties to even; subnormals are kept; infinities saturate; NaN stays NaN, and a NaN scale gives
-    NaN. Arithmetic is float32, or float64 for float64 inputs, and the result is rounded once to the dtype of ``x``.
+    That is ``E4M3(clamp(x / s, -448, 448)) * s`` with ``s = max(scale, 1e-12)``. Rounding is to nearest, ties to even;
+    subnormals are kept; infinities saturate; NaN stays NaN, and a NaN scale gives NaN. Arithmetic is float32 (float64
+    for float64 inputs), and the result is rounded once to the dtype of ``x``.
 
     Args:
         x: float32, float16, bfloat16 or float64, any shape and strides.
-        scale: real step of the grid, in units of ``x``; a number, or a tensor that broadcasts to the shape of ``x`` (0-d or one
-            element for the whole tensor, ``(C, 1, ...)`` for channels). A tensor of another device or dtype is converted.
+        scale: step of the grid, in units of ``x``: a number, or a tensor that broadcasts to the shape of ``x`` (one
+            element for the whole tensor, ``(C, 1, ...)`` for channels). One of another device or dtype is converted.
 
     Returns:
         A new tensor with the shape, dtype and, for a dense ``x``, the memory format of ``x``. Its gradient for ``x`` is

@@ -15,7 +15,7 @@ def triton_is_installed() -> Literal[True] | str:
 def triton_can_launch() -> Literal[True] | str:
     """Return True if a kernel can be built and run on the current GPU, else the error that says what is missing.
 
-    Triton compiles its launcher with the C compiler and the Python headers of the machine, so that it imports says little.
+    Triton compiles its launcher with the machine's C compiler and Python headers: that it imports says little.
     """
     try:
         import torch

@@ -34,9 +34,9 @@ def _fake_quant_fp8_kernel(
     step = tl.maximum(scale, 1e-12, propagate_nan=tl.PropagateNan.ALL)
     x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     code = tl.clamp(tl.div_rn(x, step), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    # Adding 2**23 grid steps leaves no bits below the step, so the sum is rounded to the grid, ties to even; taking them
-    # away again is exact. The step is 2**(exponent - 3), and 2**-9 among the subnormals. Rounding in arithmetic rather
-    # than by a cast needs no FP8 unit, and the interpreter's cast is wrong where rounding carries.
+    # Adding 2**23 grid steps leaves no bits below the step, so the sum is rounded to the grid, ties to even; taking
+    # them away again is exact. The step is 2**(exponent - 3), and 2**-9 among the subnormals. Rounding in arithmetic
+    # rather than by a cast needs no FP8 unit, and the interpreter's cast is wrong where rounding carries.
     bits = code.to(tl.int32, bitcast=True)
     magnitude = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True)
     exponent = tl.maximum((bits >> 23) & 0xFF, 127 - 6)
@@ -77,11 +77,12 @@ def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: float32, float16 or bfloat16, contiguous, on a GPU, any shape. Not written.
-        scale: step of the grid, in units of ``x``: one element, or one per channel of a single axis of ``x`` (a shape that
-            broadcasts to that of ``x``), of any floating dtype, on the same device.
+        scale: step of the grid, in units of ``x``: one element, or one per channel of one axis in a shape that
+            broadcasts to that of ``x``; any floating dtype, on the same device.
 
     Returns:
-        A new tensor with the shape, strides and dtype of ``x``. Its gradient for ``x`` is the identity; ``scale`` has none.
+        A new tensor with the shape, strides and dtype of ``x``. Its gradient for ``x`` is the identity, ``scale`` has
+        none.
 
     Raises:
         ValueError: :func:`supports` would have declined the arguments.
@@ -93,13 +94,14 @@ def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"fake_quant_fp8: {layout}")
     channels, inner = layout
     with torch.cuda.device_of(x):  # Triton launches on the current device, whatever its arguments' is
-        return _fake_quant_fp8(x, scale.detach().float().reshape(-1), channels, inner)
+        quantized: torch.Tensor = _fake_quant_fp8(x, scale.detach().float().reshape(-1), channels, inner)
+    return quantized
 
 
-def supports(x: torch.Tensor, scale: torch.Tensor) -> Literal[True] | str:
+def supports(x: torch.Tensor, scale: torch.Tensor | float) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if not isinstance(x, torch.Tensor) or not isinstance(scale, torch.Tensor):
-        return "x and scale must be tensors"
+    if not isinstance(scale, torch.Tensor):
+        return "scale is a number, the kernel takes a tensor"
     if not x.is_cuda:
         return f"x is on {x.device}, the kernel runs on CUDA devices"
     if x.dtype not in _DTYPES:
