@@ -15,7 +15,7 @@ from attention import SlotAttention
 from encoder import embed, load_model, load_tokenizer, tokenize, vocabulary_size
 from errors import DemoError
 from fp8 import FAKE_QUANT, SLOT_CALLS, calibrate, simulate_fp8
-from tokenspeed_kernel import __version__, discover_plugins
+from tokenspeed_kernel import __version__, active, discover_plugins, slot
 from tokenspeed_kernel.plugins import plugin_records
 from tokenspeed_kernel.reference.quant import fake_quant_fp8
 from weights import WEIGHTS, model_folder, read_state
@@ -52,6 +52,7 @@ class Facts:
     sentences: int
     plugins: list[dict[str, Any]]
     choices: list[Choice]
+    uncalled: dict[str, str]  # slots that this model does not call -> who would run them
     stats: dict[str, dict[str, Any]]  # of the first batch, the warm-up and the timed run
     calls: dict[str, int]  # that the host made in the same time
     portable_calls: int
@@ -108,6 +109,7 @@ def compare(sentences: Sequence[str], model: Path | None, weights: Path | None, 
         sentences=len(sentences),
         plugins=[_plugin(record) for record in plugin_records()],
         choices=choices,
+        uncalled={name: str(slot(name).explain()) for name in active() if name not in stats},
         stats=stats,
         calls={"fake_quant_fp8": SLOT_CALLS * len(layers) * (1 + 2 * len(batches)), "sdpa": attention.calls},
         portable_calls=attention.portable,

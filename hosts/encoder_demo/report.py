@@ -26,6 +26,10 @@ def report_lines(facts: Facts) -> Iterator[str]:
         yield ""
         yield f"{choice.role}, shape {choice.shape}:"
         yield from (f"  {line}" for line in choice.text.splitlines())
+    for text in facts.uncalled.values():
+        yield ""
+        yield "not called by this model:"
+        yield from (f"  {line}" for line in text.splitlines())
     yield ""
     yield "calls (first batch, warm-up and timed run):"
     for slot, kernels in facts.stats.items():

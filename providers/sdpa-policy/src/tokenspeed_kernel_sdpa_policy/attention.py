@@ -7,6 +7,7 @@ looks at sizes or memory to choose, and the fused op's own choice among its kern
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -85,6 +86,8 @@ def attend(
         attn_mask = _mask_for(q, attn_mask)
         if manual_attention_required():
             return manual_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if attn_mask is not None and attn_mask.is_cuda:
+            attn_mask = _mask_on_gpu(q, attn_mask)
         # Chosen from sizes, `is_causal` may come as torch.SymBool, which the operator does not take. A branch makes a
         # bool of it under torch.compile too, where bool() leaves it symbolic.
         causal = True if is_causal else False  # noqa: SIM210
@@ -133,6 +136,23 @@ def _mask_for(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None
         largest = 3.4028234663852886e38
         mask = torch.where(mask.isinf(), mask, mask.clamp(-largest, largest))
     return mask.to(torch.float32)
+
+
+def _mask_on_gpu(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mask as an additive one in the dtype that the operator computes in.
+
+    The operator takes more, but where it then picks cuDNN's kernel (as it does for halves with a mask: seen on an H200,
+    torch 2.11), a fully masked row of a bool mask is not zeros, and a float32 mask beside a half query gives values
+    that are not finite. The memory-efficient kernel turns a bool mask into this very tensor by itself.
+    """
+    autocast = torch.is_autocast_enabled("cuda") and q.dtype != torch.float64
+    dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)
+    if mask.dtype == dtype:
+        return mask
+    largest = torch.finfo(dtype).max  # a finite number stays finite: a row of the least number is uniform, not masked
+    return torch.where(mask.isinf(), mask, mask.clamp(-largest, largest)).to(dtype)
 
 
 def _validate_eager(

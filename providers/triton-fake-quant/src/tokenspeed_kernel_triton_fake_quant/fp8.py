@@ -51,17 +51,18 @@ def _fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor, channels: int, inner: 
     y = torch.empty_like(x)
     numel = x.numel()
     if numel:
-        wrap_triton(_fake_quant_fp8_kernel)[(triton.cdiv(numel, _BLOCK),)](
-            x_ptr=x,
-            scale_ptr=scale,
-            y_ptr=y,
-            numel=numel,
-            channels=channels,
-            inner=inner,
-            PER_CHANNEL=channels > 1,
-            INT64=numel > _INT32_LIMIT,
-            BLOCK=_BLOCK,
-        )
+        with torch.cuda.device_of(x):  # Triton launches on the current device, whatever its arguments' is
+            wrap_triton(_fake_quant_fp8_kernel)[(triton.cdiv(numel, _BLOCK),)](
+                x_ptr=x,
+                scale_ptr=scale,
+                y_ptr=y,
+                numel=numel,
+                channels=channels,
+                inner=inner,
+                PER_CHANNEL=channels > 1,
+                INT64=numel > _INT32_LIMIT,
+                BLOCK=_BLOCK,
+            )
     return y
 
 
@@ -93,8 +94,7 @@ def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if isinstance(layout, str):
         raise ValueError(f"fake_quant_fp8: {layout}")
     channels, inner = layout
-    with torch.cuda.device_of(x):  # Triton launches on the current device, whatever its arguments' is
-        quantized: torch.Tensor = _fake_quant_fp8(x, scale.detach().float().reshape(-1), channels, inner)
+    quantized: torch.Tensor = _fake_quant_fp8(x, scale.detach().float().reshape(-1), channels, inner)
     return quantized
 
 
