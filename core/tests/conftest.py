@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tokenspeed_kernel
-from tokenspeed_kernel import overrides, selection, settings, slots
+from tokenspeed_kernel import SlotContract, overrides, selection, settings, slots
 from tokenspeed_kernel.platform import ArchVersion, Platform, PlatformInfo
 from tokenspeed_kernel.plugins import discovery, reset_plugins
 from tokenspeed_kernel.registry import KernelRegistry, register_kernel
@@ -81,6 +81,27 @@ def kernel() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def declare() -> Callable[..., slots.Slot]:
+    """Declare the slot ``op`` of ``("quant", "op")``; its reference returns "reference" unless another is given."""
+
+    def make(reference: Any = lambda *args, **kwargs: "reference", **contract: Any) -> slots.Slot:
+        return slots.declare_slot(SlotContract(name="op", family="quant", mode="op", reference=reference, **contract))
+
+    return make
+
+
+@pytest.fixture
+def states() -> Callable[..., dict[str, str]]:
+    """Explain a slot's call: for every kernel "chosen", or the stage and code that refused it."""
+
+    def explain(handle: slots.Slot, *args: Any) -> dict[str, str]:
+        candidates = handle.explain(*args).to_dict()["candidates"]
+        return {c["kernel"]: "chosen" if c["chosen"] else f"{c['stage']} {c['code']}" for c in candidates}
+
+    return explain
+
+
+@pytest.fixture
 def said() -> Iterator[Callable[..., list[str]]]:
     """Record warnings: ``said("part")`` returns the messages so far that hold the part, in order."""
     with warnings.catch_warnings(record=True) as caught:
@@ -131,7 +152,7 @@ class Installer:
         return info
 
     def add(self, name: str, body: str = "", *, top: str = "", module: str = "", distribution: str = "") -> str:
-        """Install a plugin whose ``register()`` has this body, after these top-level lines; return its module's name."""
+        """Install a plugin whose ``register()`` has this body, after these top-level lines; return its module."""
         module = module or f"tsk_plugin_{name.replace('-', '_')}"
         lines = textwrap.indent(textwrap.dedent(body).strip() or "pass", "    ")
         self.module(module, f"{textwrap.dedent(top)}\nCALLS = []\n\ndef register():\n    CALLS.append(1)\n{lines}\n")

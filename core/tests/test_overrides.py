@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel import refresh, slot
+from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.platform import ArchVersion, CapabilityRequirement, Platform, PlatformInfo
 from tokenspeed_kernel.selection import (
     NoKernelFoundError,
@@ -21,7 +23,6 @@ from tokenspeed_kernel.selection import (
 )
 from tokenspeed_kernel.signature import format_signatures
 from tokenspeed_kernel.slots import declare_slot
-from tokenspeed_kernel.contract import SlotContract
 
 Kernel = Callable[..., Any]
 Said = Callable[..., list[str]]
@@ -147,7 +148,7 @@ def test_unknown_name_as_argument_is_an_error() -> None:
 
 def test_unknown_name_in_a_context_is_an_error() -> None:
     """The error lists what there is, and the context leaves nothing behind (case 41)."""
-    with kernel_override("quant", "op", "nope"), pytest.raises(NoKernelFoundError, match="'nope'.*a, b, c, d"):
+    with kernel_override("quant", "op", "nope"), pytest.raises(NoKernelFoundError, match=r"'nope'.*a, b, c, d"):
         _chosen()
     assert _chosen() == "d"
 
@@ -160,7 +161,9 @@ def test_unknown_name_in_the_environment_is_warned_about_once(monkeypatch: pytes
     assert all(part in said()[0] for part in (VARIABLE, "'nope'", "a, b, c, d"))
 
 
-def test_unknown_name_in_the_environment_leaves_the_weaker_override(monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
+def test_unknown_name_in_the_environment_leaves_the_weaker_override(
+    monkeypatch: pytest.MonkeyPatch, said: Said
+) -> None:
     """A context still counts where the variable names nothing."""
     monkeypatch.setenv(VARIABLE, "nope")
     with kernel_override("quant", "op", "a"):
@@ -172,7 +175,7 @@ def test_contexts_nest_and_restore() -> None:
     """The innermost context wins and leaving it restores the outer one, also after an exception (case 41, case 49)."""
     chosen = []
     with kernel_override("quant", "op", "a"):
-        with pytest.raises(ZeroDivisionError), kernel_override("quant", "op", "b"):
+        with suppress(ZeroDivisionError), kernel_override("quant", "op", "b"):
             chosen.append(_chosen())
             raise ZeroDivisionError
         chosen.append(_chosen())
@@ -220,7 +223,7 @@ def test_contexts_are_per_task() -> None:
         return seen
 
     async def both() -> list[list[str]]:
-        return await asyncio.gather(run("a"), run("b"))
+        return list(await asyncio.gather(run("a"), run("b")))
 
     assert asyncio.run(both()) == [["a"] * 6, ["b"] * 6]
     assert handle() == "d"
@@ -252,7 +255,10 @@ def test_slots_obey_contexts_around_the_call() -> None:
 
 def test_slot_with_an_unknown_override_is_an_error() -> None:
     """A slot call inside a context that names nothing says what there is (case 41)."""
-    with kernel_override("attention", "sdpa", "nope"), pytest.raises(NoKernelFoundError, match="'nope'.*attention.sdpa"):
+    with (
+        kernel_override("attention", "sdpa", "nope"),
+        pytest.raises(NoKernelFoundError, match=r"'nope'.*attention\.sdpa"),
+    ):
         slot("sdpa")()
 
 
@@ -264,21 +270,15 @@ def test_explanation_obeys_the_context() -> None:
     assert text.count("an override asks for 'a'") == 3
 
 
-@pytest.fixture
-def interrupted() -> Iterator[None]:
-    """Leave a context through a generator that is closed early."""
+def test_context_in_a_closed_generator_is_left() -> None:
+    """A generator that is closed inside its context restores the normal order."""
 
-    def generate() -> Iterator[None]:
+    def generate() -> Generator[None, None, None]:
         with kernel_override("quant", "op", "a"):
             yield
 
     generator = generate()
     next(generator)
-    generator.close()  # type: ignore[attr-defined]
-    yield
-
-
-@pytest.mark.usefixtures("interrupted")
-def test_context_in_a_closed_generator_is_left() -> None:
-    """A generator that is closed inside its context restores the normal order."""
+    assert _chosen() == "a"
+    generator.close()
     assert _chosen() == "d"

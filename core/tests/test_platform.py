@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel.platform import (
     ArchVersion,
     CapabilityRequirement,
@@ -110,7 +111,9 @@ def test_platform_info_facts(platform: MakePlatform) -> None:
 def test_platform_info_hashes() -> None:
     """A platform with every field given serves as a key."""
     link = InterconnectInfo("nvswitch", ((0.0, 900.0), (900.0, 0.0)), 4, True)
-    info = PlatformInfo("nvidia", ArchVersion(9, 0), "H", 2, 1, 1.0, 1, 1, 1, interconnect=link, numa_cpu_affinity=((0,),))
+    info = PlatformInfo(
+        "nvidia", ArchVersion(9, 0), "H", 2, 1, 1.0, 1, 1, 1, interconnect=link, numa_cpu_affinity=((0,),)
+    )
     assert hash(info) == hash(info)
 
 
@@ -151,7 +154,9 @@ def test_platform_is_detected_once(platform: MakePlatform, monkeypatch: pytest.M
 @pytest.mark.parametrize("torch", ["None", "a module that raises"])
 def test_machine_without_torch_is_a_cpu(python: Callable[..., subprocess.CompletedProcess[str]], torch: str) -> None:
     """Where torch is absent or broken the platform is a CPU without devices."""
-    broken = "class Broken:\n    def find_spec(self, name, path=None, target=None):\n        if name == 'torch': 1 / 0\n"
+    broken = (
+        "class Broken:\n    def find_spec(self, name, path=None, target=None):\n        if name == 'torch': 1 / 0\n"
+    )
     hide = "sys.modules['torch'] = None" if torch == "None" else f"{broken}\nsys.meta_path.insert(0, Broken())"
     code = (
         "import sys\n" + hide + "\nfrom tokenspeed_kernel.platform import PlatformInfo\np = PlatformInfo.detect()\n"
@@ -163,9 +168,7 @@ def test_machine_without_torch_is_a_cpu(python: Callable[..., subprocess.Complet
 
 def _fake_torch(monkeypatch: pytest.MonkeyPatch, hip: str | None = None, **properties: Any) -> None:
     found = SimpleNamespace(name="fake", total_memory=1 << 30, multi_processor_count=8, **properties)
-    cuda = SimpleNamespace(
-        is_available=lambda: True, get_device_properties=lambda index: found, device_count=lambda: 2
-    )
+    cuda = SimpleNamespace(is_available=lambda: True, get_device_properties=lambda index: found, device_count=lambda: 2)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=hip)))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel import select_kernel
 from tokenspeed_kernel.overrides import context_override
 from tokenspeed_kernel.plugins import discover_plugins, list_plugins, plugin_records
@@ -71,7 +72,12 @@ def test_failing_plugin_is_isolated(plugins: Any, said: Said, kind: str) -> None
 
 @pytest.mark.parametrize(
     ("value", "part"),
-    [("tsk_whole:absent", "absent"), ("tsk_whole:NUMBER", "NUMBER"), ("tsk_whole", "tsk_whole"), ("!! not valid", "not valid")],
+    [
+        ("tsk_whole:absent", "absent"),
+        ("tsk_whole:NUMBER", "NUMBER"),
+        ("tsk_whole", "tsk_whole"),
+        ("!! not valid", "not valid"),
+    ],
 )
 def test_value_that_names_no_function_is_isolated(plugins: Any, said: Said, value: str, part: str) -> None:
     """A missing attribute, something not callable and a malformed value are failures like any other."""
@@ -121,7 +127,7 @@ def test_failure_is_not_said_at_each_call(plugins: Any, said: Said) -> None:
     assert len(said()) == 1
 
 
-FAIL_AFTER = {
+FAIL_AFTER: dict[str, Callable[[str], dict[str, str]]] = {
     "register": lambda line: {"body": f"{line}\nraise RuntimeError('boom')"},
     "import": lambda line: {"top": f"{line}\nraise RuntimeError('boom')"},
     "register after import": lambda line: {"top": line, "body": "raise RuntimeError('boom')"},

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel.plugins import (
     disable_plugin,
     discover_plugins,
@@ -65,7 +66,7 @@ def test_discovery_is_idempotent(plugins: Any) -> None:
 
 
 def test_force_runs_register_again(plugins: Any, said: Said) -> None:
-    """``force=True`` runs ``register()`` again, replaces its kernels silently, and keeps the record of what is owned."""
+    """``force=True`` runs ``register()`` again, replaces its kernels silently, and keeps record of what is owned."""
     module = plugins.add("mine", plugins.kernel("k"))
     discover_plugins()
     (info,) = discover_plugins(force=True)
@@ -102,7 +103,7 @@ def test_reset_plugins_forgets_and_withdraws(plugins: Any) -> None:
     assert (_kernels(), plugins.calls(module)) == (["k"], 2)
 
 
-AT_IMPORT = {
+AT_IMPORT: dict[str, Callable[[Any], dict[str, str]]] = {
     "top": lambda plugins: {"top": plugins.kernel("k")},
     "top and register": lambda plugins: {"top": plugins.kernel("k"), "body": plugins.kernel("k2", 11)},
     "module that register imports": lambda plugins: {"body": "import tsk_side_module"},
@@ -276,7 +277,7 @@ def test_equal_priorities_are_warned_about(plugins: Any, said: Said) -> None:
     plugins.add("c", plugins.kernel("kc", 11))
     discover_plugins()
     assert len(said()) == 1
-    parts = ("'ka'", "'kb'", "plugin b", "a)", "'kb' is newer and wins")
+    parts = ("'ka' (a)", "'kb' (b)", "'kb' is newer and wins")
     assert [part for part in parts if part not in said()[0]] == []
     disable_plugin("c")
     assert select_kernel("quant", "op", None).name == "kb"

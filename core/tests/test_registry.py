@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel.platform import ArchVersion, CapabilityRequirement, PlatformInfo
 from tokenspeed_kernel.registry import (
     KernelRegistry,
@@ -104,7 +105,14 @@ def test_questions_are_callables_or_strings(kernel: Kernel, field: str) -> None:
 
 @pytest.mark.parametrize(
     ("implementation", "error"),
-    [(None, TypeError), (3, TypeError), ("", ValueError), ("module", ValueError), ("module:", ValueError), (":f", ValueError)],
+    [
+        (None, TypeError),
+        (3, TypeError),
+        ("", ValueError),
+        ("module", ValueError),
+        ("module:", ValueError),
+        (":f", ValueError),
+    ],
 )
 def test_implementation_is_a_callable_or_a_string(implementation: Any, error: type[Exception]) -> None:
     """Anything else is refused at registration, and nothing is registered."""
@@ -251,10 +259,10 @@ def test_signatures_by_dtype() -> None:
     """A spec finds its signatures by the dtype of a role, and refuses to pick one of several."""
     signatures = format_signatures(("a", "b"), "dense", {"f16", "f32"})  # type: ignore[arg-type]
     spec = KernelSpec(name="k", family="f", mode="m", format_signatures=signatures)
-    (expected,) = (s for s in signatures if s.storage_dtype_for("a") == "f16")
+    (expected,) = (s for s in signatures if str(s.storage_dtype_for("a")) == "f16")
     assert spec.format_signature_for_storage_dtype("f16", "a") == expected  # type: ignore[arg-type]
     assert spec.format_signature_for_storage_dtype("f64", ("a", "b")) is None  # type: ignore[arg-type]
-    assert spec.storage_dtypes_for_role("b") == {"f16", "f32"}
+    assert sorted(map(str, spec.storage_dtypes_for_role("b"))) == ["f16", "f32"]
     mixed = format_signature(a=dense_tensor_format("f16"), b=dense_tensor_format("f32"))  # type: ignore[arg-type]
     both = KernelSpec(name="k", family="f", mode="m", format_signatures=frozenset({*signatures, mixed}))
     assert len(both.format_signatures_for_storage_dtype("f16", "a")) == 2  # type: ignore[arg-type]

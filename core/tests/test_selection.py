@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel import refresh
 from tokenspeed_kernel.platform import ArchVersion, CapabilityRequirement, Platform, PlatformInfo
 from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, registering_owner
@@ -114,7 +115,9 @@ def test_error_holds_every_reason(kernel: Kernel) -> None:
     """If nobody may serve, the error says for each kernel why not."""
     kernel("a", capability=CapabilityRequirement(vendors=frozenset({"amd"})))
     kernel("b", predicate=lambda: "needs the package foo")
-    with pytest.raises(NoKernelFoundError, match=r"(?s)needs amd.*needs the package foo|needs the package foo.*needs amd"):
+    with pytest.raises(
+        NoKernelFoundError, match=r"(?s)needs amd.*needs the package foo|needs the package foo.*needs amd"
+    ):
         _chosen()
 
 
@@ -214,7 +217,12 @@ def test_predicate_may_raise_what_has_no_text(kernel: Kernel) -> None:
 def test_predicate_is_asked_once_until_something_changes(kernel: Kernel) -> None:
     """Its answer is remembered until a registration or a refresh."""
     asked: list[int] = []
-    kernel("a", predicate=lambda: asked.append(1) is None)
+
+    def note() -> bool:
+        asked.append(1)
+        return True
+
+    kernel("a", predicate=note)
     for n in range(3):
         _chosen(traits={"n": n})
     counts = [len(asked)]
@@ -254,8 +262,13 @@ def test_answer_forgotten_meanwhile_is_no_error(kernel: Kernel) -> None:
 def test_probe_is_asked_for_the_winner_only_and_once(kernel: Kernel) -> None:
     """The winner is probed before its first use; the others are not."""
     asked: list[str] = []
-    kernel("a", priority=12, probe=lambda: asked.append("a") is None)
-    kernel("b", priority=4, probe=lambda: asked.append("b") is None)
+
+    def note(name: str) -> bool:
+        asked.append(name)
+        return True
+
+    kernel("a", priority=12, probe=lambda: note("a"))
+    kernel("b", priority=4, probe=lambda: note("b"))
     assert [_chosen(traits={"n": n}) for n in range(3)] == ["a"] * 3
     assert asked == ["a"]
 
@@ -341,7 +354,7 @@ def test_trait_values_that_do_not_hash(kernel: Kernel) -> None:
     """Lists and sets serve as trait values."""
     kernel("a", traits={"dims": [[1, 2]]}, priority=12)
     kernel("b", priority=4)
-    asked = ([1, 2], [3], {1}, {"x": []})
+    asked: tuple[Any, ...] = ([1, 2], [3], {1}, {"x": []})
     assert [_chosen(traits={"dims": dims}) for dims in asked] == ["a", "b", "b", "b"]
 
 

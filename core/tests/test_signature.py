@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel.signature import (
     FormatSignature,
     ScaleFormat,
@@ -17,7 +18,10 @@ from tokenspeed_kernel.signature import (
     tensor_format,
 )
 
-F32, BF16, FP8 = "float32", "bfloat16", "float8"  # dtypes are stored as they come, so a str stands in for one
+# Dtypes are stored as they come, so a str stands in for one.
+F32: Any = "float32"
+BF16: Any = "bfloat16"
+FP8: Any = "float8"
 
 
 def test_dense_format_is_the_default() -> None:
@@ -51,9 +55,7 @@ def test_signature_answers_by_role() -> None:
 def test_signatures_make_one_per_dtype() -> None:
     """Every role of a signature has the same dtype, and there is one signature for each."""
     actual = format_signatures(("a", "b"), "dense", [F32, BF16])
-    expected = {
-        format_signature(a=dense_tensor_format(dtype), b=dense_tensor_format(dtype)) for dtype in (F32, BF16)
-    }
+    expected = {format_signature(a=dense_tensor_format(dtype), b=dense_tensor_format(dtype)) for dtype in (F32, BF16)}
     assert actual == expected
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel import (
     SlotContract,
     active,
@@ -36,7 +37,9 @@ def _answer(name: str) -> Callable[..., Any]:
 
 def test_built_in_slots_have_their_operators() -> None:
     """The slots of this version, their operators, and which of them have a reference."""
-    actual = {c.name: (c.family, c.mode, c.reference is not None) for c in (h.contract for h in slots._handles.values())}
+    actual = {
+        c.name: (c.family, c.mode, c.reference is not None) for c in (h.contract for h in slots._handles.values())
+    }
     assert actual == {
         "fake_quant_fp8": ("quant", "fake_quant_fp8", True),
         "ms_deform_attn": ("attention", "ms_deform_attn", False),
@@ -294,4 +297,6 @@ def test_verbose_logs_each_choice(monkeypatch: pytest.MonkeyPatch, log: Callable
     refresh()
     for _ in range(3):
         handle(1)
-    assert len([line for line in log() if line.startswith("double on nvidia device (nvidia 9.0): double:reference")]) == 1
+    assert (
+        len([line for line in log() if line.startswith("double on nvidia device (nvidia 9.0): double:reference")]) == 1
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tokenspeed_kernel.registry import KernelSpec
 from tokenspeed_kernel.traits import spec_matches_traits, trait_mismatch
 

@@ -14,12 +14,12 @@ import os
 import sys
 import threading
 import traceback
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
+from tokenspeed_kernel.notices import warn
 from tokenspeed_kernel.settings import hub_enabled
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class HubKernel:
         The first call does the work, and threads that come meanwhile wait for it. No exception leaves but
         ``KeyboardInterrupt``, after which the next call tries again.
 
-        :warns RuntimeWarning: once, when loading fails, with repository, commit, cause and cache.
+        Warns:
+            RuntimeWarning: once, when loading fails, with repository, commit, cause and cache.
         """
         if self._is_decided():
             return self._module
@@ -130,7 +131,7 @@ class HubKernel:
             except (Exception, SystemExit) as error:  # noqa: BLE001 -- foreign code must not stop the host
                 self._failure = self._describe(error)
         if self._failure is not None:
-            warnings.warn(f"{self._failure}. The portable path runs instead.", RuntimeWarning, stacklevel=2)
+            warn(f"{self._failure}. The portable path runs instead.", RuntimeWarning)
         return self._module
 
     def _is_decided(self) -> bool:

@@ -76,13 +76,13 @@ def ms_deform_attn(
     sampling_locations and attention_weights come from the compiled backward, once; it cannot be differentiated again.
     The gradient of value is summed with atomic additions, so its last bits vary from run to run.
 
-    :param value: (N, S, M, D).
-    :param spatial_shapes: (H, W) of each level: an int64 or int32 tensor (L, 2) on any device, or pairs of ints.
-        Where each level starts is computed here. A tensor on a device is read on its first use, which synchronises;
-        pairs are not.
-    :param sampling_locations: (N, Q, M, L, P, 2): (x, y), where 0 and 1 are the outer edges of the level.
-    :param attention_weights: (N, Q, M, L, P).
-    :raises ValueError: if the inputs do not fit together or are not plain float32 CUDA tensors, before any launch.
+    Args:
+        value: (N, S, M, D).
+        spatial_shapes: (H, W) of each level: an int64 or int32 tensor (L, 2) on any device, or pairs of ints.
+            Where each level starts is computed here. A tensor on a device is read on its first use, which synchronises;
+            pairs are not.
+        sampling_locations: (N, Q, M, L, P, 2): (x, y), where 0 and 1 are the outer edges of the level.
+        attention_weights: (N, Q, M, L, P).
     """
     reason = _tensor_reason(value, sampling_locations, attention_weights)
     if reason is not None:
@@ -154,7 +154,7 @@ def _graph_reason() -> str | None:
         return "torch.compile is tracing"
     if getattr(torch.compiler, "is_exporting", lambda: False)():  # newer than the oldest torch that is supported
         return "torch.export is tracing"
-    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]  # public, yet unexported
+    if torch.jit.is_tracing():
         return "torch.jit.trace is tracing"
     if torch.onnx.is_in_onnx_export():
         return "an ONNX export is running"
