@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tokenspeed_kernel
-from tokenspeed_kernel import SlotContract, overrides, selection, settings, slots
+from tokenspeed_kernel import SlotContract, overrides, references, selection, settings, slots
 from tokenspeed_kernel.platform import ArchVersion, Platform, PlatformInfo
 from tokenspeed_kernel.plugins import discovery, reset_plugins
 from tokenspeed_kernel.registry import KernelRegistry, register_kernel
@@ -53,7 +53,9 @@ def _fresh_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith((settings.OVERRIDE_PREFIX, "TOKENSPEED_KERNEL_", "LIBREYOLO_")):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(discovery, "_state", discovery._State())
-    monkeypatch.setattr(slots, "_handles", {c.name: slots.Slot(c) for c in slots._BUILT_IN})
+    monkeypatch.setattr(slots, "_handles", {})
+    for name in set(references.contracts) - {contract.name for contract in references.BUILT_IN}:
+        del references.contracts[name]
     monkeypatch.setattr(overrides, "_said", set())
     monkeypatch.setattr(selection, "_oracles", {})
     _forget()
@@ -178,14 +180,12 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Install plugins into ``tmp_path``; those of the environment that runs the tests are hidden."""
     import importlib_metadata
 
-    read = importlib_metadata.entry_points
+    read = importlib_metadata.distributions
 
-    def only_of_this_test(**parameters: Any) -> Any:
-        found = read(**parameters)
-        mine = [e for e in found if e.dist is None or Path(str(e.dist.locate_file(""))).is_relative_to(tmp_path)]
-        return importlib_metadata.EntryPoints(mine)
+    def only_of_this_test() -> Any:
+        return [found for found in read() if Path(str(found.locate_file(""))).is_relative_to(tmp_path)]
 
-    monkeypatch.setattr(importlib_metadata, "entry_points", only_of_this_test)
+    monkeypatch.setattr(importlib_metadata, "distributions", only_of_this_test)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     yield Installer(tmp_path)

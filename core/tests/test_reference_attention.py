@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
-from tokenspeed_kernel.reference.attention import ms_deform_attn, sdpa
+torch = pytest.importorskip("torch")
+
+from tokenspeed_kernel.reference.attention import ms_deform_attn, sdpa  # noqa: E402 -- after the check for torch
 
 INFINITY, NAN = float("inf"), float("nan")
 

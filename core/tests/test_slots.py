@@ -17,12 +17,12 @@ from tokenspeed_kernel import (
     active,
     declare_slot,
     iter_impls,
+    references,
     refresh,
     register,
     resolve,
     select_kernel,
     slot,
-    slots,
     unregister,
 )
 from tokenspeed_kernel.registry import KernelRegistry
@@ -37,9 +37,7 @@ def _answer(name: str) -> Callable[..., Any]:
 
 def test_built_in_slots_have_their_operators() -> None:
     """The slots of this version, their operators, and which of them have a reference."""
-    actual = {
-        c.name: (c.family, c.mode, c.reference is not None) for c in (h.contract for h in slots._handles.values())
-    }
+    actual = {c.name: (c.family, c.mode, c.reference is not None) for c in references.contracts.values()}
     assert actual == {
         "fake_quant_fp8": ("quant", "fake_quant_fp8", True),
         "ms_deform_attn": ("attention", "ms_deform_attn", False),
@@ -142,12 +140,12 @@ def test_predicate_that_says_no_leaves_the_next() -> None:
 @pytest.mark.parametrize("name", ["sdpa", "unheard_of"])
 def test_refused_registration_leaves_nothing(name: str, problem: dict[str, Any]) -> None:
     """A registration with a bad argument registers nothing, and declares no slot either."""
-    before = sorted(slots._handles)
+    before = sorted(references.contracts)
     arguments = {"impl": _answer("a"), "name": "mine", **problem}
     with pytest.raises((ValueError, TypeError)):
         register(name, **arguments)
     assert resolve(name) is None
-    assert sorted(slots._handles) == before
+    assert sorted(references.contracts) == before
 
 
 def test_register_makes_a_slot_that_nobody_declared() -> None:
@@ -269,14 +267,14 @@ def test_threads_that_come_first_all_find_the_reference(monkeypatch: pytest.Monk
     """A call in one thread, while another registers the references, waits for them instead of finding nothing."""
     handle = declare_slot(DOUBLE)
     entered, go_on = threading.Event(), threading.Event()
-    register_reference = slots._register_reference
+    register_reference = references._register_reference
 
     def slow(*arguments: Any) -> None:
         entered.set()
         go_on.wait(10)
         register_reference(*arguments)
 
-    monkeypatch.setattr(slots, "_register_reference", slow)
+    monkeypatch.setattr(references, "_register_reference", slow)
     answers: list[Any] = []
     threads = [threading.Thread(target=lambda: answers.append(handle(1))) for _ in range(2)]
     threads[0].start()

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenspeed_kernel import epoch, settings
 from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.explanation import Explanation
-from tokenspeed_kernel.notices import warn
+from tokenspeed_kernel.notices import describe, warn
 from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel, open_contexts
 from tokenspeed_kernel.platform import Platform
+from tokenspeed_kernel.references import registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attribute
 from tokenspeed_kernel.rules import Reason, Request, buildable
 from tokenspeed_kernel.selection import Decision, decide
@@ -21,6 +22,7 @@ from tokenspeed_kernel.selection import Decision, decide
 __all__ = ["Dispatch"]
 
 _epoch = epoch.current
+_REASONS_KEPT = 64  # a reason may name sizes; what is counted must not grow with them for ever
 
 
 class _Counts:
@@ -34,6 +36,8 @@ class _Counts:
         self.declined: dict[str, itertools.count[int]] = {}
 
     def decline(self, reason: str) -> None:
+        if reason not in self.declined and len(self.declined) >= _REASONS_KEPT:
+            reason = "other reasons"
         next(self.declined.setdefault(reason, itertools.count()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +105,7 @@ class Dispatch:
                 try:
                     verdict = candidate.supports(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 -- a third party's code: a fault of the check, not of the call
-                    verdict = f"its supports() raised {error!r}"
+                    verdict = _raised(error)
                 if verdict is not True:
                     candidate.counts.decline(_text(verdict))
                     continue
@@ -145,14 +149,11 @@ class Dispatch:
         return _Plan(now, candidates, decision.request.forced)
 
     def _decide(self, context: str | None) -> Decision:
-        registry, contract = self._registry(), self.contract
-        forced = forced_kernel(registry, contract.family, contract.mode, context, settings.current().overrides)
+        registry, contract = registry_with_references(), self.contract
+        _log_if_undiscovered()
+        forced = forced_kernel(registry, contract.family, contract.mode, settings.current().overrides, context)
         request = Request(family=contract.family, mode=contract.mode, platform=Platform.get(), forced=forced)
         return decide(registry, request)
-
-    def _registry(self) -> KernelRegistry:
-        """Return the registry to choose from."""
-        return KernelRegistry.get()
 
     def _counts_of(self, kernel: str) -> _Counts:
         return self._counts.setdefault(kernel, _Counts())
@@ -165,7 +166,9 @@ class Dispatch:
                 supports = registration.spec.supports
                 candidate.supports = None if supports is None else load_attribute(supports)
                 candidate.call = registration.load()
-            except Exception as error:  # noqa: BLE001 -- an import may raise anything; the next candidate serves
+            except (Exception, SystemExit) as error:
+                if isinstance(error, MemoryError):
+                    raise
                 next(candidate.counts.failed)
                 self._trip([(candidate, error)])
             else:
@@ -198,12 +201,12 @@ class Dispatch:
             ) from error
         return [*(failures or ()), (candidate, error)]
 
-    def _trip(self, failures: list[tuple[_Candidate, Exception]]) -> None:
+    def _trip(self, failures: Sequence[tuple[_Candidate, BaseException]]) -> None:
         """Switch the failed kernels off for the rest of the process, and say so once each."""
         registry = KernelRegistry.get()
         for candidate, error in failures:
             registration = candidate.registration
-            cause = f"{type(error).__name__}: {error}"
+            cause = describe(error)
             if registry.tripped.setdefault(registration, cause) is cause:
                 warn(
                     f"kernel {registration.spec.name!r} ({registration.owner or 'host'}) of {self.contract.name!r} "
@@ -260,10 +263,15 @@ def _declines(registration: Registration, args: tuple[Any, ...], kwargs: dict[st
     try:
         verdict = load_attribute(supports)(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 -- as in a call: a fault of the check declines
-        return Reason(
-            name, "accepting", "supports_raised", f"its supports() raised {error!r}", "report it to its provider"
-        )
+        return Reason(name, "accepting", "supports_raised", _raised(error), "report it to its provider")
     return None if verdict is True else Reason(name, "accepting", "declined", _text(verdict))
+
+
+def _raised(error: Exception) -> str:
+    """Return why a ``supports`` that raised declines; raise again what is nobody's fault."""
+    if _is_nobodys_fault(error):
+        raise error
+    return f"its supports() raised {describe(error)}"
 
 
 def _text(verdict: object) -> str:
@@ -275,14 +283,41 @@ def _text(verdict: object) -> str:
     return f"its supports() answered {verdict!r}, which is neither True, False, None nor a str"
 
 
+# What CUDA says once a context is beyond use: every later call in the process fails, whoever makes it. Errors that
+# leave it usable, such as a launch with too many threads or a missing kernel image, are their kernel's.
+_POISON = (
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "invalid program counter",
+    "invalid address space",
+    "unspecified launch failure",
+    "device-side assert",
+    "hardware stack error",
+    "uncorrectable ecc",
+)
+
+
 def _is_nobodys_fault(error: Exception) -> bool:
     """Return whether an error says nothing about the kernel: no memory, or a device context that is beyond use."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    name, text = type(error).__name__, str(error)
-    return name in ("OutOfMemoryError", "AcceleratorError") or (
-        name == "RuntimeError" and text.startswith("CUDA error")
-    )
+    text = describe(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _POISON)
+
+
+_told = False
+
+
+def _log_if_undiscovered() -> None:
+    global _told  # noqa: PLW0603 -- said once a process
+    if not _told and "tokenspeed_kernel.plugins.discovery" not in sys.modules:
+        import logging
+
+        logging.getLogger("tokenspeed_kernel").warning(
+            "no plugin is loaded: discover_plugins() was never called; slots use what the host registered"
+        )
+    _told = True
 
 
 def _is_capturing() -> bool:

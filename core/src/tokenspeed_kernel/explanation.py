@@ -91,7 +91,7 @@ class Explanation:
 def _outranked(loser: Registration, winner: Registration) -> Reason:
     if loser.spec.priority < winner.spec.priority:
         why = f"its priority {loser.spec.priority} is below {winner.spec.priority}"
-    elif loser.spec.priority == winner.spec.priority:
+    elif loser.spec.priority == winner.spec.priority and loser.order < winner.order:
         why = f"at the same priority, {winner.spec.priority}, the newer registration wins"
     else:
         why = f"an oracle or override puts {winner.spec.name} first"

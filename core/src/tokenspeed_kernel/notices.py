@@ -3,7 +3,7 @@
 
 import warnings
 
-__all__ = ["warn"]
+__all__ = ["describe", "warn"]
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
@@ -18,3 +18,11 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         import logging
 
         logging.getLogger("tokenspeed_kernel").warning("%s", message)
+
+
+def describe(error: BaseException) -> str:
+    """Return type and text of an error; the type alone if its text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 -- an exception whose str() raises is still a failure to report
+        return type(error).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
 
@@ -49,9 +49,10 @@ def kernel_override(family: str, mode: str, kernel_name: str) -> Generator[None,
     try:
         yield
     finally:
-        _context_overrides.reset(token)
         with _contexts_lock:
             open_contexts.count -= 1
+        with suppress(ValueError):  # left in another context than entered in, as by a finaliser: nothing is set there
+            _context_overrides.reset(token)
 
 
 def context_override(family: str, mode: str) -> str | None:
@@ -60,9 +61,9 @@ def context_override(family: str, mode: str) -> str | None:
 
 
 def forced_kernel(
-    registry: KernelRegistry, family: str, mode: str, argument: str | None, environment: Mapping[str, str]
+    registry: KernelRegistry, family: str, mode: str, environment: Mapping[str, str], wanted: str | None
 ) -> str | None:
-    """Return the kernel or solution that the strongest override names, or None.
+    """Return the kernel or solution that the environment forces, else ``wanted``: a context's or argument's, or None.
 
     A name from the environment that no kernel of the operator has is warned about once and passed over.
 
@@ -71,19 +72,16 @@ def forced_kernel(
     """
     known = {name for r in registry.registrations(family, mode) for name in (r.spec.name, r.spec.solution)}
     variable = settings.override_variable(family, mode)
-    if wanted := environment.get(variable, "").strip():
-        if wanted in known:
-            return wanted
-        _warn_unknown_override(variable, wanted, tuple(sorted(known)))
-    wanted = context_override(family, mode) or argument or ""
-    if not wanted:
-        return None
-    if wanted not in known:
+    if preferred := environment.get(variable, "").strip():
+        if preferred in known:
+            return preferred
+        _warn_unknown_override(variable, preferred, tuple(sorted(known)))
+    if wanted and wanted not in known:
         raise NoKernelFoundError(
             f"override {wanted!r} names no kernel or solution of {family}.{mode}; "
             f"there are: {', '.join(sorted(known)) or 'none'}"
         )
-    return wanted
+    return wanted or None
 
 
 _said: set[tuple[str, str]] = set()

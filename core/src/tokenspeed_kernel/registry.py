@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -156,6 +157,8 @@ class Registration:
     """The plugin that registered it, or None for the host."""
     order: int
     """Later registrations have larger numbers."""
+    module: str | None = None
+    """The module whose import made a plugin's registration, or None if a function call made it."""
 
     def load(self) -> Callable[..., Any]:
         """Return the callable, importing it if it was given by name."""
@@ -233,13 +236,18 @@ class KernelRegistry:
             raise TypeError(f"spec must be a KernelSpec, got {spec!r}")
         _check_callable(f"kernel {spec.name!r}", "implementation", impl)
         owner = registering_owner.get()
+        module = None if owner is None else _importing_module()
+        self.restore(Registration(spec=spec, implementation=impl, owner=owner, order=0, module=module))
+
+    def restore(self, registration: Registration) -> None:
+        """Add a registration as the newest one; see :meth:`register`."""
         with self._lock:
             self._order += 1
-            new = Registration(spec=spec, implementation=impl, owner=owner, order=self._order)
-            stack = self._by_name.get(spec.name, ())
-            others = tuple(old for old in stack if old.owner != owner)
-            shelved = owner is None and bool(others)
-            self._replace(spec.name, (new, *others) if shelved else (*others, new))
+            new = replace(registration, order=self._order)
+            stack = self._by_name.get(new.spec.name, ())
+            others = tuple(old for old in stack if old.owner != new.owner)
+            shelved = new.owner is None and bool(others)
+            self._replace(new.spec.name, (new, *others) if shelved else (*others, new))
         if others:
             _warn_about_name(new, others[-1], shelved)
 
@@ -328,6 +336,16 @@ class KernelRegistry:
     def list_solutions(self, family: str, mode: str) -> list[str]:
         """Return the solutions that an operator has, in alphabetical order."""
         return sorted({r.spec.solution for r in self.registrations(family, mode)})
+
+
+def _importing_module() -> str | None:
+    """Return the module whose import is registering a kernel, or None if a plugin's ``register()`` itself does."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") != "tokenspeed_kernel.plugins.loading":
+        if frame.f_code.co_name == "<module>":
+            return str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    return None
 
 
 def _warn_about_name(new: Registration, old: Registration, shelved: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenspeed_kernel import settings
-from tokenspeed_kernel.notices import warn
+from tokenspeed_kernel.notices import describe, warn
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attribute
 from tokenspeed_kernel.signature import FormatSignature
@@ -133,17 +133,19 @@ def _ask(registry: KernelRegistry, registration: Registration, question: str) ->
     if target is None:
         return None
     key = (registration, question)
-    if key not in registry.answers:
-        registry.answers[key] = _answer(registration, question, target)
-    return registry.answers[key]
+    try:
+        return registry.answers[key]
+    except KeyError:
+        answer = registry.answers[key] = _answer(registration, question, target)
+        return answer
 
 
 def _answer(registration: Registration, question: str, target: Callable[[], object] | str) -> tuple[str, str] | None:
     try:
         answer = load_attribute(target)()
-    except Exception as error:  # noqa: BLE001 -- a third party's code; whatever it raises means no
-        warn(f"{question} of kernel {registration.spec.name!r} raised {error!r}; the kernel is not used.")
-        return f"{question}_raised", f"its {question} raised {error!r}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a third party's code; whatever it raises means no
+        warn(f"{question} of kernel {registration.spec.name!r} raised {describe(error)}; the kernel is not used.")
+        return f"{question}_raised", f"its {question} raised {describe(error)}"
     if answer is True:
         return None
     if isinstance(answer, str):

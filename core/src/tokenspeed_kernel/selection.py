@@ -14,10 +14,11 @@ from typing import Any
 
 from tokenspeed_kernel import epoch
 from tokenspeed_kernel.explanation import Explanation
-from tokenspeed_kernel.notices import warn
-from tokenspeed_kernel.overrides import NoKernelFoundError, forced_kernel, kernel_override
+from tokenspeed_kernel.notices import describe, warn
+from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel, kernel_override
 from tokenspeed_kernel.platform import Platform, PlatformInfo
-from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, Registration
+from tokenspeed_kernel.references import registry_with_references
+from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, Registration, registering_owner
 from tokenspeed_kernel.rules import RULES, Reason, Request, buildable
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import spec_matches_traits
@@ -95,10 +96,10 @@ def _refusal(registry: KernelRegistry, registration: Registration, request: Requ
 
 
 def _rank(accepted: list[Registration], request: Request) -> list[Registration]:
-    oracle = _oracles.get(request.family)
+    oracles = _oracles.get(request.family)
 
     def score(registration: Registration) -> tuple[int, int, int]:
-        adjusted = 0 if oracle is None else _adjust(oracle, registration.spec, request)
+        adjusted = _adjust(oracles[-1][1], registration.spec, request) if oracles else 0
         return adjusted, registration.spec.priority, registration.order
 
     return sorted(accepted, key=score, reverse=True)
@@ -112,26 +113,38 @@ class SelectionOracle:
         return 0
 
 
-_oracles: dict[str, SelectionOracle] = {}
+_oracles: dict[
+    str, tuple[tuple[str | None, SelectionOracle], ...]
+] = {}  # by family, each with its owner; the last counts
 
 
 def register_oracle(family: str, oracle: SelectionOracle) -> None:
-    """Rank the kernels of ``family`` by ``oracle`` first. A second one for the family replaces the first."""
-    _oracles[family] = oracle
+    """Rank the kernels of ``family`` by ``oracle`` first. A second one for the family replaces the first.
+
+    One that a plugin registers goes when the plugin is unloaded, and the one before it counts again.
+    """
+    owner = registering_owner.get()
+    _oracles[family] = (*(entry for entry in _oracles.get(family, ()) if entry[0] != owner), (owner, oracle))
+    epoch.bump()
+
+
+def withdraw_oracles(owner: str) -> None:
+    """Forget the oracles that the plugin ``owner`` registered."""
+    for family, entries in list(_oracles.items()):
+        _oracles[family] = tuple(entry for entry in entries if entry[0] != owner)
     epoch.bump()
 
 
 def _adjust(oracle: SelectionOracle, spec: KernelSpec, request: Request) -> int:
     """Return the oracle's score; one that raises, or answers anything but an int, scores 0 and is warned about."""
+    who = f"the oracle of family {request.family!r}"
     try:
         score = oracle.adjust(spec, request.platform, dict(request.traits) or None)
     except Exception as error:  # noqa: BLE001 -- a third party's code must not break selection
-        warn(f"the oracle of family {request.family!r} raised {error!r} for kernel {spec.name!r}; it counts as 0.")
+        warn(f"{who} raised {describe(error)} for kernel {spec.name!r}; it counts as 0.")
         return 0
     if isinstance(score, bool) or not isinstance(score, int):
-        warn(
-            f"the oracle of family {request.family!r} gave {score!r} for kernel {spec.name!r}: not an int, counts as 0."
-        )
+        warn(f"{who} gave {score!r} for kernel {spec.name!r}, not an int; it counts as 0.")
         return 0
     return score
 
@@ -178,7 +191,7 @@ def select_kernel(
     Raises:
         NoKernelFoundError: no kernel may serve the request, or an override names none; each candidate's reason is said.
     """
-    registry = KernelRegistry.get()
+    registry = registry_with_references()
     request = _request(registry, family, mode, format_signature, features, platform, traits, solution, override)
     cache = _cached_selections()
     key = _cache_key(request)
@@ -209,19 +222,28 @@ def _request(
         features=frozenset(features or ()),
         traits=traits or {},
         solution=solution,
-        forced=forced_kernel(registry, family, mode, override, os.environ),
+        forced=forced_kernel(registry, family, mode, os.environ, context_override(family, mode) or override),
     )
 
 
 def _cache_key(request: Request) -> object | None:
     """Return everything the choice depends on, or None if a trait value does not hash (then nothing is cached)."""
-    traits = tuple(sorted((name, type(value).__qualname__, value) for name, value in request.traits.items()))
+    traits = tuple(sorted((name, _typed(value)) for name, value in request.traits.items()))
     key = (request.family, request.mode, request.platform, request.signature, request.features, request.solution)
     try:
         hash(traits)
     except TypeError:
         return None
     return (*key, request.forced, traits)
+
+
+def _typed(value: object) -> object:
+    """Return a value that equals another's only if the types do, too: 1 and True are two trait values."""
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_typed, value))
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(_typed, value))
+    return type(value), value
 
 
 def _first_buildable(registry: KernelRegistry, request: Request) -> SelectedKernel:
@@ -244,7 +266,7 @@ def explain_selection(
     solution: str | None = None,
 ) -> str:
     """Return as text whom :func:`select_kernel` would select for these arguments, and why each other would not do."""
-    registry = KernelRegistry.get()
+    registry = registry_with_references()
     request = _request(registry, family, mode, format_signature, features, platform, traits, solution, None)
     return str(_explanation(registry, decide(registry, request)))
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from tokenspeed_kernel import settings
 from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.dispatch import Dispatch
-from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, registering_owner
+from tokenspeed_kernel.references import contracts, declare_contract, registry_with_references
+from tokenspeed_kernel.registry import KernelRegistry, KernelSpec
 
 __all__ = [
     "Slot",
@@ -28,29 +28,6 @@ __all__ = [
 ]
 
 _CALLER_PRIORITY = 19  # what `register` gives without priority=: the newest such registration wins
-
-_BUILT_IN = (
-    SlotContract(
-        name="fake_quant_fp8",
-        family="quant",
-        mode="fake_quant_fp8",
-        summary="fake_quant_fp8(x, scale): x on the E4M3 grid of scale",
-        reference="tokenspeed_kernel.reference.quant:fake_quant_fp8",
-    ),
-    SlotContract(
-        name="ms_deform_attn",
-        family="attention",
-        mode="ms_deform_attn",
-        summary="ms_deform_attn(value, spatial_shapes, sampling_locations, attention_weights): deformable attention",
-    ),
-    SlotContract(
-        name="sdpa",
-        family="attention",
-        mode="sdpa",
-        summary="sdpa(q, k, v, *, attn_mask, dropout_p, is_causal, scale, enable_gqa): scaled dot-product attention",
-        validate="tokenspeed_kernel.reference.attention:validate_sdpa",
-    ),
-)
 
 
 class Slot(Dispatch):
@@ -75,10 +52,6 @@ class Slot(Dispatch):
             if candidate.ready or self._prepare(plan, candidate):
                 yield candidate.registration.spec.solution, candidate.call
 
-    def _registry(self) -> KernelRegistry:
-        _log_if_undiscovered()
-        return registry_with_references()
-
     def __reduce__(self) -> tuple[Callable[[str], Slot], tuple[str]]:
         return slot, (self.name,)
 
@@ -87,44 +60,7 @@ class Slot(Dispatch):
 
 
 _lock = threading.RLock()
-_handles: dict[str, Slot] = {contract.name: Slot(contract) for contract in _BUILT_IN}
-_with_references: KernelRegistry | None = None
-_told = False
-
-
-def registry_with_references() -> KernelRegistry:
-    """Return the process's registry, after registering the references of all declared slots in it."""
-    global _with_references  # noqa: PLW0603 -- which registry has them is a fact of the process
-    registry = KernelRegistry.get()
-    if _with_references is not registry:
-        with _lock:
-            _with_references = registry
-            for handle in _handles.values():
-                _register_reference(registry, handle.contract)
-    return registry
-
-
-def _register_reference(registry: KernelRegistry, contract: SlotContract) -> None:
-    name = f"{contract.name}:reference"
-    if contract.reference is None or registry.get_by_name(name) is not None:
-        return
-    spec = KernelSpec(name=name, family=contract.family, mode=contract.mode, solution="reference", priority=0)
-    token = registering_owner.set(None)  # a plugin that calls a slot while it registers does not own the references
-    try:
-        registry.register(spec, contract.reference)
-    finally:
-        registering_owner.reset(token)
-
-
-def _log_if_undiscovered() -> None:
-    global _told  # noqa: PLW0603 -- said once a process
-    if not _told and "tokenspeed_kernel.plugins.discovery" not in sys.modules:
-        import logging
-
-        logging.getLogger("tokenspeed_kernel").warning(
-            "no plugin is loaded: discover_plugins() was never called; slots use what the host registered"
-        )
-    _told = True
+_handles: dict[str, Slot] = {}
 
 
 def slot(name: str) -> Slot:
@@ -133,11 +69,19 @@ def slot(name: str) -> Slot:
     Raises:
         LookupError: no slot of that name is declared, and nothing is registered for one.
     """
-    handle = _handles.get(name)
+    handle = _handle(name)
     if handle is None:
-        close = difflib.get_close_matches(str(name), _handles, n=1)
+        close = difflib.get_close_matches(str(name), contracts, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "declare it with declare_slot(SlotContract(...))."
-        raise LookupError(f"no slot is called {name!r}; there are {', '.join(sorted(_handles))}; {hint}")
+        raise LookupError(f"no slot is called {name!r}; there are {', '.join(sorted(contracts))}; {hint}")
+    return handle
+
+
+def _handle(name: str) -> Slot | None:
+    handle = _handles.get(name)
+    if handle is None and name in contracts:
+        with _lock:
+            handle = _handles.setdefault(name, Slot(contracts[name]))
     return handle
 
 
@@ -147,17 +91,8 @@ def declare_slot(contract: SlotContract) -> Slot:
     Raises:
         ValueError: a slot of that name or operator is declared with another contract.
     """
-    with _lock:
-        for handle in _handles.values():
-            other = handle.contract
-            same_operator = (other.family, other.mode) == (contract.family, contract.mode)
-            if (other.name == contract.name or same_operator) and other != contract:
-                raise ValueError(f"slot {contract.name!r} cannot be declared: it is at odds with {other!r}")
-        if contract.name not in _handles:
-            _handles[contract.name] = Slot(contract)
-            if _with_references is not None:
-                _register_reference(_with_references, contract)
-        return _handles[contract.name]
+    declare_contract(contract)
+    return slot(contract.name)
 
 
 def register(
@@ -181,9 +116,7 @@ def register(
         ValueError, TypeError: an argument is not as documented; nothing is registered then.
     """
     with _lock:
-        if slot not in _handles:
-            declare_slot(SlotContract(name=slot, family="slot", mode=slot))
-        contract = _handles[slot].contract
+        contract = contracts.get(slot) or SlotContract(name=slot, family="slot", mode=slot)
         registry = registry_with_references()
         if priority is None:
             priority = 0 if name == "reference" else _CALLER_PRIORITY
@@ -196,6 +129,7 @@ def register(
             predicate=predicate,
         )
         registry.register(spec, impl)
+        declare_contract(contract)  # after the registration: a refused one must not leave a slot behind
 
 
 def _free_name(registry: KernelRegistry, wanted: str) -> str:
@@ -209,29 +143,27 @@ def _free_name(registry: KernelRegistry, wanted: str) -> str:
 
 def unregister(slot: str, name: str) -> None:
     """Withdraw every implementation of ``slot`` whose solution is ``name``; none is no error."""
-    handle = _handles.get(slot)
-    if handle is not None:
-        registry, contract = registry_with_references(), handle.contract
+    contract = contracts.get(slot)
+    if contract is not None:
+        registry = registry_with_references()
         registry.remove(r for r in registry.registrations(contract.family, contract.mode) if r.spec.solution == name)
 
 
 def resolve(slot: str) -> Callable[..., Any] | None:
     """Return the implementation of ``slot`` that comes first, or None if there is none (or no such slot)."""
-    handle = _handles.get(slot)
+    handle = _handle(slot)
     return None if handle is None else handle.resolve()
 
 
 def iter_impls(slot: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield ``(solution, implementation)`` of every eligible kernel of ``slot``, the first choice first."""
-    handle = _handles.get(slot)
+    handle = _handle(slot)
     return iter(()) if handle is None else handle.implementations()
 
 
 def active() -> dict[str, str]:
     """Return, for every slot, the solution that comes first, or ``"unavailable"``."""
-    return {
-        name: next((s for s, _ in handle.implementations()), "unavailable") for name, handle in list(_handles.items())
-    }
+    return {name: next((s for s, _ in slot(name).implementations()), "unavailable") for name in list(contracts)}
 
 
 def refresh() -> None:

@@ -91,8 +91,12 @@ def _passes_filter(filters: Iterable[Callable[..., object]], traits: Mapping[str
     sizes = [traits.get(dim) for dim in ("m", "n", "k")]
     if not all(isinstance(size, int) for size in sizes):
         return False
+    return any(_accepts(accepts, sizes) for accepts in filters)
+
+
+def _accepts(accepts: Callable[..., object], sizes: list[Any]) -> bool:
     try:
-        return any(accepts(*sizes) for accepts in filters)
+        return bool(accepts(*sizes))
     except Exception:  # noqa: BLE001 -- a kernel author's function; one that raises does not vouch for the sizes
         return False
 

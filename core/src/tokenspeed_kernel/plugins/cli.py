@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from tokenspeed_kernel.plugins import ENTRY_POINT_GROUP, PluginRecord, discover_plugins, plugin_records
+from tokenspeed_kernel.plugins.installed import normal
 from tokenspeed_kernel.registry import describe_kernel
 
 __all__ = ["main"]
@@ -31,15 +32,13 @@ def _list() -> int:
         print(f"No kernel plugin is installed: no distribution has an entry point in {ENTRY_POINT_GROUP!r}.")
     width = max((len(record.name) for record in records), default=0)
     for record in records:
-        kernels = ", ".join(record.kernel_names)
-        print(
-            f"{record.name:<{width}}  {record.state:<11}  {record.package} {record.version}  {kernels or record.reason}"
-        )
+        what = ", ".join(record.kernel_names) or " ".join(record.reason.split())
+        print(f"{record.name:<{width}}  {record.state:<11}  {record.package} {record.version}  {what}")
     return 1 if any(record.state == "failed" for record in records) else 0
 
 
 def _info(name: str) -> int:
-    found = [record for record in plugin_records() if record.name == name]
+    found = [record for record in plugin_records() if normal(record.name) == normal(name)]
     if not found:
         known = ", ".join(sorted({record.name for record in plugin_records()})) or "none"
         print(f"no installed plugin is called {name!r}; there are: {known}", file=sys.stderr)

@@ -21,7 +21,7 @@ class PluginInfo:
     kernel_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PluginRecord:
     """What became of one installed plugin, loaded or not."""
 

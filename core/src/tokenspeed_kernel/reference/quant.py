@@ -14,6 +14,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _SCALE_FLOOR = 1e-12
 _E4M3_MAX = 448.0
 _E4M3_MIN_EXPONENT = -6  # of a normal number; below it the grid no longer gets finer
+_E4M3_MAX_EXPONENT = 8
 _E4M3_MANTISSA_BITS = 3
 
 
@@ -76,11 +77,12 @@ def _round_to_e4m3(code: torch.Tensor) -> torch.Tensor:
     """Round values within ±448 to the nearest E4M3 number, ties to even."""
     if code.dtype == torch.float32:
         return code.to(torch.float8_e4m3fn).to(torch.float32)
-    # torch casts float64 to E4M3 through float32, which rounds twice. Here the step of the grid at each value is built
-    # from the value's exponent bits, so dividing by it and multiplying again is exact.
-    exponent = ((code.view(torch.int64) >> 52) & 0x7FF) - 1023
-    step_exponent = exponent.clamp(min=_E4M3_MIN_EXPONENT) - _E4M3_MANTISSA_BITS
-    step = ((step_exponent + 1023) << 52).view(torch.float64)
+    # torch casts float64 to E4M3 through float32, which rounds twice. The grid's step doubles with each power of two;
+    # as it is a power of two itself, dividing by it and multiplying again is exact.
+    magnitude = code.abs()
+    step = torch.full_like(code, 2.0 ** (_E4M3_MIN_EXPONENT - _E4M3_MANTISSA_BITS))
+    for exponent in range(_E4M3_MIN_EXPONENT + 1, _E4M3_MAX_EXPONENT + 1):
+        step = torch.where(magnitude >= 2.0**exponent, 2.0 ** (exponent - _E4M3_MANTISSA_BITS), step)
     return torch.round(code / step) * step
 
 
@@ -92,7 +94,10 @@ def _require_float(slot: str, argument: str, value: torch.Tensor) -> None:
 
 def _scale_for(slot: str, x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
     """Return ``scale`` as a tensor of ``dtype`` on the device of ``x``, once it is known to broadcast to its shape."""
-    if not isinstance(scale, torch.Tensor):  # full() writes the number on the device; as_tensor() would copy and wait
+    if not isinstance(scale, torch.Tensor):
+        if not isinstance(scale, (int, float)):
+            raise TypeError(f"{slot}: scale must be a tensor or a real number, got {scale!r}")
+        # full() writes the number on the device; as_tensor() would copy it there and wait
         return torch.full((), scale, dtype=dtype, device=x.device)
     _require_float(slot, "scale", scale)
     if torch.jit.is_tracing():  # sizes are traced there: looking at one would warn and freeze it

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contracts of the declared slots, and the references that every registry gets from them."""
+
+from __future__ import annotations
+
+import threading
+
+from tokenspeed_kernel.contract import SlotContract
+from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, registering_owner
+
+__all__ = ["contracts", "declare_contract", "registry_with_references"]
+
+BUILT_IN = (
+    SlotContract(
+        name="fake_quant_fp8",
+        family="quant",
+        mode="fake_quant_fp8",
+        summary="fake_quant_fp8(x, scale): x on the E4M3 grid of scale",
+        reference="tokenspeed_kernel.reference.quant:fake_quant_fp8",
+    ),
+    SlotContract(
+        name="ms_deform_attn",
+        family="attention",
+        mode="ms_deform_attn",
+        summary="ms_deform_attn(value, spatial_shapes, sampling_locations, attention_weights): deformable attention",
+    ),
+    SlotContract(
+        name="sdpa",
+        family="attention",
+        mode="sdpa",
+        summary="sdpa(q, k, v, *, attn_mask, dropout_p, is_causal, scale, enable_gqa): scaled dot-product attention",
+        validate="tokenspeed_kernel.reference.attention:validate_sdpa",
+    ),
+)
+
+
+contracts: dict[str, SlotContract] = {contract.name: contract for contract in BUILT_IN}
+"""The declared slots, by name."""
+
+_lock = threading.RLock()
+_complete: KernelRegistry | None = None  # the registry that has the reference of every contract
+
+
+def declare_contract(contract: SlotContract) -> None:
+    """Add a slot's contract. The same one may be declared again.
+
+    Raises:
+        ValueError: a slot of that name or operator is declared with another contract.
+    """
+    global _complete  # noqa: PLW0603 -- which registry has the references is a fact of the process
+    with _lock:
+        for other in contracts.values():
+            same_operator = (other.family, other.mode) == (contract.family, contract.mode)
+            if (other.name == contract.name or same_operator) and other != contract:
+                raise ValueError(f"slot {contract.name!r} cannot be declared: it is at odds with {other!r}")
+        contracts.setdefault(contract.name, contract)
+        _complete = None
+
+
+def registry_with_references() -> KernelRegistry:
+    """Return the process's registry, after registering in it the references of all declared slots."""
+    global _complete  # noqa: PLW0603 -- as above
+    registry = KernelRegistry.get()
+    if _complete is not registry:
+        with _lock:
+            for contract in contracts.values():
+                _register_reference(registry, contract)
+            _complete = registry  # last: another thread that sees it may rely on it
+    return registry
+
+
+def _register_reference(registry: KernelRegistry, contract: SlotContract) -> None:
+    name = f"{contract.name}:reference"
+    if contract.reference is None or registry.get_by_name(name) is not None:
+        return
+    spec = KernelSpec(name=name, family=contract.family, mode=contract.mode, solution="reference", priority=0)
+    token = registering_owner.set(None)  # a plugin that calls a slot while it registers does not own the references
+    try:
+        registry.register(spec, contract.reference)
+    finally:
+        registering_owner.reset(token)
