@@ -81,6 +81,68 @@ class PlatformInfo:
         """Whether the device is AMD's."""
         return self.vendor == "amd"
 
+    @property
+    def is_npu(self) -> bool:
+        """Whether the device is an Ascend NPU."""
+        return self.vendor == "ascend"
+
+    @property
+    def is_ampere(self) -> bool:
+        """Whether it is of NVIDIA's architectures 8.x: Ampere and Ada Lovelace."""
+        return self.is_nvidia and self.arch_version.major == 8
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it is of NVIDIA's architectures 9.x."""
+        return self.is_nvidia and self.arch_version.major == 9
+
+    @property
+    def is_blackwell(self) -> bool:
+        """Whether it is of NVIDIA's architectures 10.x, the data-centre ones of the generation."""
+        return self.is_nvidia and self.arch_version.major == 10
+
+    @property
+    def is_ampere_plus(self) -> bool:
+        """Whether it is NVIDIA's 8.0 or newer."""
+        return self.is_nvidia and self.arch_version.major >= 8
+
+    @property
+    def is_hopper_plus(self) -> bool:
+        """Whether it is NVIDIA's 9.0 or newer."""
+        return self.is_nvidia and self.arch_version.major >= 9
+
+    @property
+    def is_blackwell_plus(self) -> bool:
+        """Whether it is NVIDIA's 10.0 or newer."""
+        return self.is_nvidia and self.arch_version.major >= 10
+
+    @property
+    def is_cdna4(self) -> bool:
+        """Whether it is AMD's gfx950."""
+        return self.is_amd and self.arch_version == ArchVersion(9, 5)
+
+    @property
+    def is_cdna5(self) -> bool:
+        """Whether it is AMD's gfx1250."""
+        return self.is_amd and self.arch_version == ArchVersion(12, 5)
+
+    @property
+    def is_cdna4_plus(self) -> bool:
+        """Whether it is AMD's gfx950, gfx1250 or newer; the numbers between are of RDNA."""
+        return self.is_cdna4 or self.is_cdna5_plus
+
+    @property
+    def is_cdna5_plus(self) -> bool:
+        """Whether it is AMD's gfx1250 or newer."""
+        return self.is_amd and self.arch_version >= ArchVersion(12, 5)
+
+    @property
+    def generation_name(self) -> str:
+        """The generation's name, ``"Hopper"``, or the architecture where it has none here."""
+        named = _GENERATIONS.get((self.vendor, self.arch_version))
+        prefix = {"nvidia": "SM", "amd": "GFX"}.get(self.vendor, f"{self.vendor}:")
+        return named or f"{prefix}{self.arch}"
+
     def __str__(self) -> str:
         return f"{self.device_name} ({self.vendor} {self.arch})"
 
@@ -163,6 +225,17 @@ def current_platform() -> PlatformInfo:
     """Return the platform that selection uses."""
     return Platform.get()
 
+
+_GENERATIONS = {
+    ("nvidia", ArchVersion(8, 0)): "Ampere",
+    ("nvidia", ArchVersion(8, 6)): "Ampere",
+    ("nvidia", ArchVersion(8, 9)): "Ada Lovelace",
+    ("nvidia", ArchVersion(9, 0)): "Hopper",
+    ("nvidia", ArchVersion(10, 0)): "Blackwell",
+    ("amd", ArchVersion(9, 5)): "CDNA4",
+    ("amd", ArchVersion(12, 0)): "RDNA4",
+    ("amd", ArchVersion(12, 5)): "CDNA5",
+}
 
 # Tensor-core and copy features by the architecture that brought them (CUDA C++ Programming Guide, compute capabilities;
 # AMD CDNA ISA guides). The names are those that published kernels require.

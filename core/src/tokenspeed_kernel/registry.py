@@ -16,6 +16,7 @@ from tokenspeed_kernel import epoch
 from tokenspeed_kernel.notices import warn
 from tokenspeed_kernel.platform import CapabilityRequirement, PlatformInfo
 from tokenspeed_kernel.signature import FormatSignature
+from tokenspeed_kernel.traits import checked_traits
 
 if TYPE_CHECKING:
     import torch
@@ -135,6 +136,27 @@ def _check_spec(spec: KernelSpec) -> None:
         value = getattr(spec, field_name)
         if value is not None:
             _check_callable(who, field_name, value)
+    if spec.weight_preprocessor is not None and not callable(spec.weight_preprocessor):
+        raise TypeError(f"{who}: weight_preprocessor must be callable, got {spec.weight_preprocessor!r}")
+    if not isinstance(spec.solution, str):
+        raise TypeError(f"{who}: solution must be a str, got {spec.solution!r}")
+    if not isinstance(spec.capability, CapabilityRequirement):
+        raise TypeError(f"{who}: capability must be a CapabilityRequirement, got {spec.capability!r}")
+    # A plugin may keep a list or a set of its own: what is registered must not change under a selection.
+    object.__setattr__(spec, "features", _frozen(who, "features", spec.features, str))
+    object.__setattr__(
+        spec, "format_signatures", _frozen(who, "format_signatures", spec.format_signatures, FormatSignature)
+    )
+    object.__setattr__(spec, "traits", checked_traits(who, spec.traits))
+
+
+def _frozen(who: str, what: str, values: Iterable[Any], kind: type) -> frozenset[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{who}: {what} must be a set of {kind.__name__}, got {values!r}")
+    items = tuple(values)
+    if wrong := [item for item in items if not isinstance(item, kind)]:
+        raise TypeError(f"{who}: {what} must be a set of {kind.__name__}, got {wrong[0]!r} in it")
+    return frozenset(items)
 
 
 def _check_callable(who: str, what: str, value: object) -> None:
@@ -387,11 +409,11 @@ def register_kernel(
         name=name if name is not None else f"{solution}_{family}_{mode}",
         family=family,
         mode=mode,
-        features=frozenset(features or ()),
+        features=features or (),  # type: ignore[arg-type]  # KernelSpec freezes what it checks
         solution=solution,
         capability=capability if capability is not None else CapabilityRequirement(),
-        format_signatures=frozenset(signatures),
-        traits=dict(traits or {}),
+        format_signatures=signatures,  # type: ignore[arg-type]  # likewise
+        traits=traits or {},
         priority=priority,
         weight_preprocessor=weight_preprocessor,
         predicate=predicate,

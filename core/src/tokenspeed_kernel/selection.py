@@ -8,15 +8,28 @@ call, accepting. The rank is oracle score, then priority, then newest registrati
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed_kernel import epoch
+from tokenspeed_kernel import epoch, settings
 from tokenspeed_kernel.explanation import Explanation
 from tokenspeed_kernel.notices import describe, warn
-from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel, kernel_override
+from tokenspeed_kernel.overrides import (
+    NoKernelFoundError,
+    context_override,
+    forced_kernel,
+    kernel_override,
+    open_contexts,
+)
 from tokenspeed_kernel.platform import Platform, PlatformInfo
+from tokenspeed_kernel.policy import (
+    AutotuneParams,
+    SelectionPolicy,
+    SelectionStrategy,
+    current_policy,
+    set_selection_policy,
+)
 from tokenspeed_kernel.references import registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, Registration, registering_owner
 from tokenspeed_kernel.rules import RULES, Reason, Request, buildable
@@ -24,18 +37,23 @@ from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import spec_matches_traits
 
 __all__ = [
+    "AutotuneParams",
     "Decision",
     "NoKernelFoundError",
     "Reason",
     "Request",
     "SelectedKernel",
     "SelectionOracle",
+    "SelectionPolicy",
+    "SelectionStrategy",
     "decide",
     "explain_selection",
     "kernel_override",
     "register_oracle",
     "select_kernel",
+    "set_selection_policy",
     "spec_matches_traits",
+    "warmup_selection",
 ]
 
 
@@ -149,22 +167,33 @@ def _adjust(oracle: SelectionOracle, spec: KernelSpec, request: Request) -> int:
     return score
 
 
-_CACHE_LIMIT = 4096  # entries; a host with unbounded trait values must not grow without end
+_CACHE_LIMIT = 4096  # entries an operator; a host with no end of trait values must not grow without end
+_epoch = epoch.current
 
 
-# The selections made in one epoch, with that epoch: replaced whole, so that no reader sees the one without the other.
-_cache: tuple[int, dict[object, SelectedKernel]] = (-1, {})
+class _Operator:
+    """The selections made for one operator."""
+
+    __slots__ = ("found", "variable")
+
+    def __init__(self, family: str, mode: str) -> None:
+        self.variable = settings.environment_key(settings.override_variable(family, mode))
+        # With the epoch they belong to, replaced whole. A selection that a change overtakes ends in a dict that nobody
+        # reads any more.
+        self.found: tuple[int, dict[object, SelectedKernel]] = (-1, {})
+
+    def current(self) -> dict[object, SelectedKernel]:
+        """Return the selections of the present epoch, none if it has just begun or there were too many."""
+        made, found = self.found
+        now = _epoch.value
+        if made != now or len(found) >= _CACHE_LIMIT:
+            found = {}
+            self.found = (now, found)
+        return found
 
 
-def _cached_selections() -> dict[object, SelectedKernel]:
-    """Return the cache of the present epoch. A selection begun before a change ends in a cache that nobody reads."""
-    global _cache  # noqa: PLW0603 -- see above
-    now = epoch.current.value
-    made, found = _cache
-    if made != now or len(found) >= _CACHE_LIMIT:
-        found = {}
-        _cache = (now, found)
-    return found
+_operators: dict[tuple[str, str], _Operator] = {}
+_PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 def select_kernel(
@@ -191,16 +220,56 @@ def select_kernel(
     Raises:
         NoKernelFoundError: no kernel may serve the request, or an override names none; each candidate's reason is said.
     """
-    registry = registry_with_references()
+    operator = _operators.get((family, mode))
+    if operator is None:
+        operator = _operators.setdefault((family, mode), _Operator(family, mode))
+    made, found = operator.found
+    if made != _epoch.value:
+        found = operator.current()
+    key: object = None
+    if not (settings.is_set(operator.variable) or open_contexts.count):
+        key = _key(format_signature, features, platform, traits, solution, override)
+        try:
+            return found[key]
+        except KeyError:
+            pass
+        except TypeError:  # something in it does not hash: nothing is cached
+            key = None
+    registry = registry_with_references()  # may register, and so begin an epoch: hence before the cache is chosen
+    found = operator.current()
     request = _request(registry, family, mode, format_signature, features, platform, traits, solution, override)
-    cache = _cached_selections()
-    key = _cache_key(request)
-    found = cache.get(key) if key is not None else None
-    if found is None:
-        found = _first_buildable(registry, request)
-        if key is not None:
-            cache[key] = found
-    return found
+    selected = _first_buildable(registry, request)
+    if key is not None:
+        found[key] = selected
+    return selected
+
+
+def _key(
+    signature: FormatSignature | None,
+    features: frozenset[str] | None,
+    platform: PlatformInfo | None,
+    traits: Mapping[str, Any] | None,
+    solution: str | None,
+    override: str | None,
+) -> object:
+    """Return everything the choice depends on, apart from what makes the epoch change."""
+    if not traits:
+        return signature, features, platform, solution, override
+    values = tuple(traits.values())
+    types = tuple(map(type, values))
+    if not _PLAIN.issuperset(types):
+        values, types = tuple(map(_typed, values)), ()
+    # With the types, for 1 and True are equal and hash alike, but are two trait values.
+    return signature, features, platform, solution, override, tuple(traits), values, types
+
+
+def _typed(value: object) -> object:
+    """Return a value that equals another's only if their types are the same, all the way down."""
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_typed, value))
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(_typed, value))
+    return type(value), value
 
 
 def _request(
@@ -226,28 +295,10 @@ def _request(
     )
 
 
-def _cache_key(request: Request) -> object | None:
-    """Return everything the choice depends on, or None if a trait value does not hash (then nothing is cached)."""
-    traits = tuple(sorted((name, _typed(value)) for name, value in request.traits.items()))
-    key = (request.family, request.mode, request.platform, request.signature, request.features, request.solution)
-    try:
-        hash(traits)
-    except TypeError:
-        return None
-    return (*key, request.forced, traits)
-
-
-def _typed(value: object) -> object:
-    """Return a value that equals another's only if the types do, too: 1 and True are two trait values."""
-    if isinstance(value, tuple):
-        return type(value), tuple(map(_typed, value))
-    if isinstance(value, frozenset):
-        return type(value), frozenset(map(_typed, value))
-    return type(value), value
-
-
 def _first_buildable(registry: KernelRegistry, request: Request) -> SelectedKernel:
     decision = decide(registry, request)
+    if current_policy().get_strategy(request.family, request.mode) is SelectionStrategy.AUTOTUNE:
+        _log(f"{_subject(request)}: nothing to measure on, the rank decides")
     for registration in decision.ranked:
         if buildable(registry, registration) is None:
             return SelectedKernel(registration.spec.name, registration.load())
@@ -276,6 +327,30 @@ def _explanation(registry: KernelRegistry, decision: Decision) -> Explanation:
     refused = {reason.kernel: reason for reason in (*unbuildable, *decision.refused)}
     everyone = (*decision.ranked, *decision.others)
     return Explanation.of(_subject(decision.request), str(decision.request.platform), everyone, refused)
+
+
+def warmup_selection(
+    ops: Iterable[tuple[str, str, FormatSignature | None, Mapping[str, Any] | None]] | None = None,
+) -> None:
+    """Select, and so import, probe and cache, a kernel for each ``(family, mode, signature, traits)``.
+
+    One that no kernel serves is logged and skipped: what is warmed up is not yet needed.
+    """
+    for op in ops or ():
+        _warm_up(*op)
+
+
+def _warm_up(family: str, mode: str, signature: FormatSignature | None, traits: Mapping[str, Any] | None) -> None:
+    try:
+        select_kernel(family, mode, signature, traits=traits)
+    except NoKernelFoundError as error:
+        _log(f"warm-up of {family}.{mode}: {error}")
+
+
+def _log(message: str) -> None:
+    import logging
+
+    logging.getLogger("tokenspeed_kernel").info("%s", message)
 
 
 def _subject(request: Request) -> str:

@@ -10,10 +10,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tokenspeed_kernel import epoch
 
-__all__ = ["OVERRIDE_PREFIX", "VARIABLES", "Settings", "current", "hub_enabled", "override_variable", "refresh"]
+__all__ = [
+    "OVERRIDE_PREFIX",
+    "VARIABLES",
+    "Settings",
+    "current",
+    "environment_key",
+    "hub_enabled",
+    "is_set",
+    "override_variable",
+    "refresh",
+]
 
 VARIABLES: Mapping[str, tuple[str, ...]] = {
     "selection": ("TOKENSPEED_KERNEL_SELECTION", "LIBREYOLO_KERNELS", "LIBREYOLO_QUANT_KERNELS"),
@@ -75,6 +86,21 @@ def override_variable(family: str, mode: str) -> str:
     'TOKENSPEED_KERNEL_OVERRIDE_QUANT_FAKE_QUANT_FP8'
     """
     return OVERRIDE_PREFIX + "".join(c if c.isalnum() else "_" for c in f"{family}_{mode}").upper()
+
+
+# os.environ encodes the name at every look-up, which takes longer than the whole rest of a cached selection. Its own
+# table does not; where an implementation of Python has none, the slow way is as right.
+_raw_environment: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+
+
+def environment_key(variable: str) -> object:
+    """Return ``variable`` as :func:`is_set` takes it."""
+    return os.environ.encodekey(variable) if _raw_environment is not os.environ else variable
+
+
+def is_set(key: object) -> bool:
+    """Return whether the environment has a variable now, be it empty; ``key`` is from :func:`environment_key`."""
+    return key in _raw_environment
 
 
 def _read(environ: Mapping[str, str]) -> Settings:

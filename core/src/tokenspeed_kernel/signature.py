@@ -90,6 +90,14 @@ class FormatSignature:
         names = [name for name, _ in roles]
         if len(set(names)) != len(names):
             raise ValueError(f"each operand role may be named once, got {names}")
+        object.__setattr__(self, "_hash", hash(roles))  # a selection hashes its signature at every call
+
+    def __hash__(self) -> int:
+        value: int = self.__dict__["_hash"]
+        return value
+
+    def __reduce__(self) -> tuple[type[FormatSignature], tuple[object, ...]]:
+        return FormatSignature, (self.roles,)  # without the hash, which is another one in another process
 
     def format_for(self, role: str) -> TensorFormat | None:
         """Return the format of ``role``, or None if it is not in the signature."""
@@ -109,14 +117,33 @@ def tensor_format(format: str, storage_dtype: torch.dtype, *, scale: ScaleFormat
     return TensorFormat(storage_dtype, format, scale)
 
 
+# Hosts build a signature at every call. Both tables give the same object for the same request, so that a selection
+# compares identities. They are emptied when full: a host with no end of formats must not make them grow for ever.
+_TABLE_LIMIT = 1024
+_dense_formats: dict[torch.dtype, TensorFormat] = {}
+_signatures: dict[tuple[object, ...], FormatSignature] = {}
+
+
 def dense_tensor_format(storage_dtype: torch.dtype) -> TensorFormat:
     """Return the plain, unscaled format of ``storage_dtype``."""
-    return TensorFormat(storage_dtype)
+    try:
+        return _dense_formats[storage_dtype]
+    except KeyError:
+        if len(_dense_formats) >= _TABLE_LIMIT:
+            _dense_formats.clear()
+        return _dense_formats.setdefault(storage_dtype, TensorFormat(storage_dtype))
 
 
 def format_signature(**roles: TensorFormat) -> FormatSignature:
     """Return the signature with these formats, one keyword per operand role."""
-    return FormatSignature(tuple(roles.items()))
+    # By identity: the signature keeps its formats alive, so nothing else can have their ids while it is in the table.
+    key = (*roles, *map(id, roles.values()))
+    try:
+        return _signatures[key]
+    except KeyError:
+        if len(_signatures) >= _TABLE_LIMIT:
+            _signatures.clear()
+        return _signatures.setdefault(key, FormatSignature(tuple(roles.items())))
 
 
 def format_signatures(

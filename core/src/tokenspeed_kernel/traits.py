@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenspeed_kernel.registry import KernelSpec
 
-__all__ = ["spec_matches_traits", "trait_mismatch"]
+__all__ = ["checked_traits", "spec_matches_traits", "trait_mismatch"]
 
 _BOUNDS: Mapping[str, Callable[[int, int], bool]] = {
     "_align": lambda size, bound: bound > 0 and size % bound == 0,
@@ -24,6 +24,38 @@ _BOUNDS: Mapping[str, Callable[[int, int], bool]] = {
 }
 _OPTIONAL_ALIGNMENTS = {"ispp_alignment": "ispp", "hidden_alignment": "hidden"}
 _PROBLEM_FILTER = "mnk_problem_filter"
+
+
+def checked_traits(who: str, traits: Mapping[str, Iterable[Any]]) -> dict[str, frozenset[Any]]:
+    """Return a kernel's traits with their values frozen.
+
+    Raises:
+        TypeError: they are not names with sets of values, or a bound or filter is of another kind than its name says.
+        ValueError: an alignment is not positive.
+    """
+    if not isinstance(traits, Mapping):
+        raise TypeError(f"{who}: traits must map names to sets of values, got {traits!r}")
+    checked: dict[str, frozenset[Any]] = {}
+    for name, values in traits.items():
+        if not isinstance(name, str) or not isinstance(values, (set, frozenset, tuple, list)):
+            raise TypeError(f"{who}: traits must map names to sets of values, got {name!r}: {values!r}")
+        try:
+            checked[name] = frozenset(values)
+        except TypeError as error:
+            raise TypeError(f"{who}: trait {name!r} has a value that cannot be in a set: {values!r}") from error
+        _check_kind(who, name, checked[name])
+    return checked
+
+
+def _check_kind(who: str, name: str, values: frozenset[Any]) -> None:
+    if name == _PROBLEM_FILTER:
+        if wrong := [value for value in values if not callable(value)]:
+            raise TypeError(f"{who}: trait {name!r} holds functions of (m, n, k), got {wrong[0]!r}")
+    elif name in _OPTIONAL_ALIGNMENTS or name.endswith(tuple(_BOUNDS)):
+        if wrong := [value for value in values if isinstance(value, bool) or not isinstance(value, int)]:
+            raise TypeError(f"{who}: trait {name!r} holds sizes, got {wrong[0]!r}")
+        if not name.endswith(("_min", "_max")) and (wrong := [value for value in values if value <= 0]):
+            raise ValueError(f"{who}: trait {name!r} holds alignments, which are positive, got {wrong[0]!r}")
 
 
 def spec_matches_traits(spec: KernelSpec, traits: Mapping[str, Any], *, require_all_traits: bool = False) -> bool:
