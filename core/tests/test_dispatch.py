@@ -150,7 +150,7 @@ def test_explanation_is_data(kernel: Kernel, declare: Declare) -> None:
         "stage": "accepting",
         "code": "declined",
         "detail": "no",
-        "remedy": "",
+        "remedy": "change the arguments to fit, or leave them to the kernel that is chosen",
     }
 
 

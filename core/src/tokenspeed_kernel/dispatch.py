@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tokenspeed_kernel import epoch, settings
 from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.explanation import Explanation
-from tokenspeed_kernel.notices import describe, warn
+from tokenspeed_kernel.notices import describe
 from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel, open_contexts
 from tokenspeed_kernel.platform import Platform
 from tokenspeed_kernel.references import registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attribute
-from tokenspeed_kernel.rules import Reason, Request, buildable
+from tokenspeed_kernel.rules import Reason, Request, buildable, load_or_trip, trip
 from tokenspeed_kernel.selection import Decision, decide
 
 __all__ = ["Dispatch"]
@@ -119,7 +119,7 @@ class Dispatch:
                 continue
             next(candidate.counts.served)
             if failures is not None:
-                self._trip(failures)
+                _trip(failures)
             return result
         return self._unserved(plan, failures, args, kwargs)
 
@@ -160,20 +160,14 @@ class Dispatch:
 
     def _prepare(self, plan: _Plan, candidate: _Candidate) -> bool:
         """Probe and import a candidate whose turn has come; drop it from the plan if that fails."""
-        registration = candidate.registration
-        if buildable(KernelRegistry.get(), registration) is None:
-            try:
-                supports = registration.spec.supports
-                candidate.supports = None if supports is None else load_attribute(supports)
-                candidate.call = registration.load()
-            except (Exception, SystemExit) as error:
-                if isinstance(error, MemoryError):
-                    raise
-                next(candidate.counts.failed)
-                self._trip([(candidate, error)])
-            else:
+        registry = KernelRegistry.get()
+        if buildable(registry, candidate.registration) is None:
+            loaded = load_or_trip(registry, candidate.registration)
+            if loaded is not None:
+                candidate.call, candidate.supports = loaded
                 candidate.ready = True
                 return True
+            next(candidate.counts.failed)
         plan.candidates = tuple(c for c in plan.candidates if c is not candidate)
         return False
 
@@ -201,20 +195,6 @@ class Dispatch:
             ) from error
         return [*(failures or ()), (candidate, error)]
 
-    def _trip(self, failures: Sequence[tuple[_Candidate, BaseException]]) -> None:
-        """Switch the failed kernels off for the rest of the process, and say so once each."""
-        registry = KernelRegistry.get()
-        for candidate, error in failures:
-            registration = candidate.registration
-            cause = describe(error)
-            if registry.tripped.setdefault(registration, cause) is cause:
-                warn(
-                    f"kernel {registration.spec.name!r} ({registration.owner or 'host'}) of {self.contract.name!r} "
-                    f"failed and is off for the rest of the process: {cause}",
-                    RuntimeWarning,
-                )
-        epoch.bump()
-
     def _unserved(
         self,
         plan: _Plan,
@@ -230,7 +210,7 @@ class Dispatch:
                 f"{plan.forced!r} is forced, but cannot serve this call\n{self.explain(*args, **kwargs)}"
             )
         if failures:
-            self._trip(failures)
+            _trip(failures)
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
@@ -256,6 +236,12 @@ class Dispatch:
         return {kernel: counts.to_dict() for kernel, counts in sorted(self._counts.items())}
 
 
+def _trip(failures: list[tuple[_Candidate, Exception]]) -> None:
+    registry = KernelRegistry.get()
+    for candidate, error in failures:
+        trip(registry, candidate.registration, error)
+
+
 def _declines(registration: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
     name, supports = registration.spec.name, registration.spec.supports
     if supports is None:
@@ -264,7 +250,10 @@ def _declines(registration: Registration, args: tuple[Any, ...], kwargs: dict[st
         verdict = load_attribute(supports)(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 -- as in a call: a fault of the check declines
         return Reason(name, "accepting", "supports_raised", _raised(error), "report it to its provider")
-    return None if verdict is True else Reason(name, "accepting", "declined", _text(verdict))
+    return None if verdict is True else Reason(name, "accepting", "declined", _text(verdict), _DECLINED_REMEDY)
+
+
+_DECLINED_REMEDY = "change the arguments to fit, or leave them to the kernel that is chosen"
 
 
 def _raised(error: Exception) -> str:

@@ -95,4 +95,5 @@ def _outranked(loser: Registration, winner: Registration) -> Reason:
         why = f"at the same priority, {winner.spec.priority}, the newer registration wins"
     else:
         why = f"an oracle or override puts {winner.spec.name} first"
-    return Reason(loser.spec.name, "rank", "outranked", f"eligible, but {winner.spec.name} comes first: {why}")
+    detail = f"eligible, but {winner.spec.name} comes first: {why}"
+    return Reason(loser.spec.name, "rank", "outranked", detail, "to run it all the same, use kernel_override(...)")

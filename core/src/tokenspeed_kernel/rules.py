@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenspeed_kernel import settings
+from tokenspeed_kernel import epoch, settings
 from tokenspeed_kernel.notices import describe, warn
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attribute
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import trait_mismatch
 
-__all__ = ["RULES", "Reason", "Request", "buildable"]
+__all__ = ["RULES", "Reason", "Request", "buildable", "load_or_trip", "trip"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,21 @@ def _capable(registry: KernelRegistry, registration: Registration, request: Requ
 
 def _features(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
     missing = request.features - registration.spec.features
-    return ("features", f"does not offer {', '.join(sorted(missing))}", "") if missing else None
+    if not missing:
+        return None
+    names = ", ".join(sorted(missing))
+    return "features", f"does not offer {names}", "do not ask for it, or install a provider that offers it"
 
 
 def _solution(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
     solution = registration.spec.solution
     if request.solution is None or solution == request.solution:
         return None
-    return "solution", f"its solution is {solution!r}, the call asks for {request.solution!r}", ""
+    return (
+        "solution",
+        f"its solution is {solution!r}, the call asks for {request.solution!r}",
+        "ask for it by that name",
+    )
 
 
 def _forced(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
@@ -106,7 +113,7 @@ def _traits(registry: KernelRegistry, registration: Registration, request: Reque
     if request.forced is not None:
         return None
     mismatch = trait_mismatch(registration.spec, request.traits)
-    return None if mismatch is None else ("traits", mismatch, "")
+    return None if mismatch is None else ("traits", mismatch, "change the call to fit, or install a provider for it")
 
 
 def _available(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
@@ -154,6 +161,34 @@ def _answer(registration: Registration, question: str, target: Callable[[], obje
 
 
 def buildable(registry: KernelRegistry, registration: Registration) -> Reason | None:
-    """Return why this machine cannot build or import the kernel, or None. Asks its probe once."""
+    """Return why this machine cannot build or launch the kernel, or None. Asks its probe once."""
     no = _ask(registry, registration, "probe")
     return None if no is None else Reason(registration.spec.name, "buildable", *no, "see the provider's README")
+
+
+def trip(registry: KernelRegistry, registration: Registration, error: BaseException) -> None:
+    """Switch a kernel that failed off for the rest of the process, and say so once."""
+    cause = describe(error)
+    if registry.tripped.setdefault(registration, cause) is cause:
+        spec, owner = registration.spec, registration.owner or "the host"
+        who = f"kernel {spec.name!r} ({owner}) of {spec.family}.{spec.mode}"
+        warn(f"{who} failed and is off for the rest of the process: {cause}", RuntimeWarning)
+    epoch.bump()
+
+
+def load_or_trip(
+    registry: KernelRegistry, registration: Registration
+) -> tuple[Callable[..., Any], Callable[..., object] | None] | None:
+    """Return a kernel's implementation and ``supports``, imported; None, and trip it, if that fails.
+
+    Raises:
+        MemoryError: the import ran out of memory, which is nobody's fault.
+    """
+    try:
+        supports = registration.spec.supports
+        return registration.load(), None if supports is None else load_attribute(supports)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- an import may raise anything; another kernel serves
+        trip(registry, registration, error)
+        return None

@@ -32,7 +32,7 @@ from tokenspeed_kernel.policy import (
 )
 from tokenspeed_kernel.references import registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, Registration, registering_owner
-from tokenspeed_kernel.rules import RULES, Reason, Request, buildable
+from tokenspeed_kernel.rules import RULES, Reason, Request, buildable, load_or_trip
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import spec_matches_traits
 
@@ -299,10 +299,16 @@ def _first_buildable(registry: KernelRegistry, request: Request) -> SelectedKern
     decision = decide(registry, request)
     if current_policy().get_strategy(request.family, request.mode) is SelectionStrategy.AUTOTUNE:
         _log(f"{_subject(request)}: nothing to measure on, the rank decides")
+    if settings.current().verbose:
+        _log(str(_explanation(registry, decision)), level="WARNING")
     for registration in decision.ranked:
         if buildable(registry, registration) is None:
-            return SelectedKernel(registration.spec.name, registration.load())
-    explanation = _explanation(registry, decision)
+            loaded = load_or_trip(registry, registration)
+            if loaded is not None:
+                return SelectedKernel(registration.spec.name, loaded[0])
+    explanation = _explanation(
+        registry, decide(registry, request)
+    )  # decided anew: an import that failed has a reason now
     raise NoKernelFoundError(f"no kernel for {_subject(request)} can run\n{explanation}")
 
 
@@ -347,10 +353,10 @@ def _warm_up(family: str, mode: str, signature: FormatSignature | None, traits: 
         _log(f"warm-up of {family}.{mode}: {error}")
 
 
-def _log(message: str) -> None:
+def _log(message: str, level: str = "INFO") -> None:
     import logging
 
-    logging.getLogger("tokenspeed_kernel").info("%s", message)
+    logging.getLogger("tokenspeed_kernel").log(getattr(logging, level), "%s", message)
 
 
 def _subject(request: Request) -> str:
