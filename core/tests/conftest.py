@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import tokenspeed_kernel
-from tokenspeed_kernel import SlotContract, overrides, references, selection, settings, slots
+from tokenspeed_kernel import SlotContract, dispatch, overrides, references, selection, settings, slots
 from tokenspeed_kernel.platform import ArchVersion, Platform, PlatformInfo
 from tokenspeed_kernel.plugins import discovery, reset_plugins
 from tokenspeed_kernel.registry import KernelRegistry, register_kernel
@@ -53,7 +53,7 @@ def _fresh_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith((settings.OVERRIDE_PREFIX, "TOKENSPEED_KERNEL_", "LIBREYOLO_")):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(discovery, "_state", discovery._State())
-    monkeypatch.setattr(slots, "_handles", {})
+    dispatch.handles.clear(); dispatch.handles.update({c.name: slots.Slot(c) for c in references.BUILT_IN})
     for name in set(references.contracts) - {contract.name for contract in references.BUILT_IN}:
         del references.contracts[name]
     monkeypatch.setattr(overrides, "_said", set())

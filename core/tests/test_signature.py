@@ -111,4 +111,4 @@ def test_texts_name_every_part() -> None:
 def test_signature_pickles() -> None:
     """A copy from another process is equal."""
     signature = format_signature(x=tensor_format("fp8", FP8, scale=ScaleFormat(F32, "tensor")))
-    assert pickle.loads(pickle.dumps(signature)) == signature  # noqa: S301 -- made one line above
+    assert pickle.loads(pickle.dumps(signature)) == signature

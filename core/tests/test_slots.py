@@ -215,7 +215,7 @@ def test_reference_may_be_a_string() -> None:
     assert handle(9) == 3.0
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])  # noqa: S301
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
 def test_copies_of_a_handle_are_the_handle(copied: Callable[[Any], Any]) -> None:
     """A model that keeps a handle can be copied and pickled; only the name travels (case 79)."""
     register("sdpa", lambda: None, name="not picklable")

@@ -16,10 +16,16 @@ COMPATIBLE_VERSIONS = ("0.1.4",)
 TYPE_CHECKING = False  # type checkers know the name; importing it from typing would cost 9 ms
 if TYPE_CHECKING:
     from tokenspeed_kernel.contract import SlotContract as SlotContract
+    from tokenspeed_kernel.frozen import FrozenPlan as FrozenPlan
+    from tokenspeed_kernel.frozen import adopt as adopt
+    from tokenspeed_kernel.frozen import freeze as freeze
+    from tokenspeed_kernel.frozen import thaw as thaw
     from tokenspeed_kernel.plugins import disable_plugin as disable_plugin
     from tokenspeed_kernel.plugins import discover_plugins as discover_plugins
     from tokenspeed_kernel.plugins import enable_plugin as enable_plugin
     from tokenspeed_kernel.plugins import list_plugins as list_plugins
+    from tokenspeed_kernel.proof import expect as expect
+    from tokenspeed_kernel.proof import report as report
     from tokenspeed_kernel.registry import register_kernel as register_kernel
     from tokenspeed_kernel.selection import select_kernel as select_kernel
     from tokenspeed_kernel.slots import Slot as Slot
@@ -33,21 +39,27 @@ if TYPE_CHECKING:
     from tokenspeed_kernel.slots import unregister as unregister
 
 _MODULE_OF = {
+    "FrozenPlan": "frozen",
     "Slot": "slots",
     "SlotContract": "contract",
     "active": "slots",
+    "adopt": "frozen",
     "declare_slot": "slots",
     "disable_plugin": "plugins",
     "discover_plugins": "plugins",
     "enable_plugin": "plugins",
+    "expect": "proof",
+    "freeze": "frozen",
     "iter_impls": "slots",
     "list_plugins": "plugins",
     "refresh": "slots",
     "register": "slots",
     "register_kernel": "registry",
+    "report": "proof",
     "resolve": "slots",
     "select_kernel": "selection",
     "slot": "slots",
+    "thaw": "frozen",
     "unregister": "slots",
 }
 

@@ -25,5 +25,8 @@ class SlotContract:
     """The portable implementation, registered at priority 0; None if the caller keeps its own."""
     validate: Callable[..., object] | str | None = None
     """Called with a failed call's arguments: raises if they are at fault, so that no kernel is blamed for them."""
+    portable_in: frozenset[str] = frozenset({"export", "onnx", "trace"})
+    """The captures that record portable math: there only references run, and a slot without one returns None.
+    ``"export"`` is ``torch.export``, ``"onnx"`` both ONNX exporters, ``"trace"`` is ``torch.jit.trace``."""
     mutates: bool = False
     """Whether a call writes to its arguments. Such a call may return None, and is never run again after a failure."""

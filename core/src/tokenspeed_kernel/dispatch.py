@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tokenspeed_kernel import epoch, settings
+from tokenspeed_kernel import capture, epoch, settings
 from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.explanation import Explanation
 from tokenspeed_kernel.notices import describe
@@ -19,34 +19,41 @@ from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attrib
 from tokenspeed_kernel.rules import Reason, Request, buildable, load_or_trip, trip
 from tokenspeed_kernel.selection import Decision, decide
 
-__all__ = ["Dispatch"]
+__all__ = ["Counts", "Dispatch", "handles", "value_of"]
 
 _epoch = epoch.current
+_watch = capture.watch
 _REASONS_KEPT = 64  # a reason may name sizes; what is counted must not grow with them for ever
 
 
-class _Counts:
+class Counts:
     """What one kernel did for one slot. ``next`` on a count is one atomic step, so no call is lost between threads."""
 
-    __slots__ = ("declined", "failed", "served")
+    __slots__ = ("bound", "declined", "failed", "served", "traced")
 
     def __init__(self) -> None:
         self.served = itertools.count()
         self.failed = itertools.count()
+        self.traced = itertools.count()
+        self.bound = itertools.count()
         self.declined: dict[str, itertools.count[int]] = {}
 
     def decline(self, reason: str) -> None:
+        """Count one call that the kernel declined."""
         if reason not in self.declined and len(self.declined) >= _REASONS_KEPT:
             reason = "other reasons"
         next(self.declined.setdefault(reason, itertools.count()))
 
     def to_dict(self) -> dict[str, Any]:
-        declined = {reason: _value(count) for reason, count in list(self.declined.items())}
-        return {"served": _value(self.served), "failed": _value(self.failed), "declined": declined}
+        """Return the counts as JSON-able data."""
+        declined = {reason: value_of(count) for reason, count in list(self.declined.items())}
+        counts = {name: value_of(getattr(self, name)) for name in ("served", "failed", "traced", "bound")}
+        return {**counts, "declined": declined}
 
 
-def _value(count: itertools.count[int]) -> int:
-    return int(repr(count)[len("count(") : -1])  # the one way to read a count without advancing it
+def value_of(count: itertools.count[int]) -> int:
+    """Return where a count stands: the one way to read it without advancing it."""
+    return int(repr(count)[len("count(") : -1])
 
 
 class _Candidate:
@@ -57,7 +64,7 @@ class _Candidate:
     call: Callable[..., Any]
     supports: Callable[..., object] | None
 
-    def __init__(self, registration: Registration, counts: _Counts) -> None:
+    def __init__(self, registration: Registration, counts: Counts) -> None:
         self.registration = registration
         self.counts = counts
         self.ready = False
@@ -74,14 +81,36 @@ class _Plan:
         self.forced = forced
 
 
+handles: dict[str, Any] = {}  # every slot by name: Dynamo hands the two functions below nothing but constants
+
+
+def _prepare_trace(name: str) -> bool:
+    handles[name].prepare_trace()
+    return True
+
+
+def _count_trace(name: str, index: int) -> bool:
+    handles[name].count_trace(index)
+    return True
+
+
+# What torch.compiler.assume_constant_result does, without importing Dynamo into every process: Dynamo runs such a
+# function while it traces and takes the result for a constant.
+_prepare_trace._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo's mark on functions
+_count_trace._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class Dispatch:
     """The call path of one slot, with its counters. A call takes no lock and reads no environment."""
 
     def __init__(self, contract: SlotContract) -> None:
         self.contract = contract
+        self.unserved = itertools.count()
         self._plan = _Plan(-1, (), None)
         self._forced_plans: dict[str, _Plan] = {}
-        self._counts: dict[str, _Counts] = {}
+        self._counts: dict[str, Counts] = {}
+        self._traced_candidates: tuple[_Candidate, ...] = ()
+        self._traceable: tuple[tuple[Callable[..., object] | None, Callable[..., Any]], ...] = ()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the best kernel that accepts these arguments and return its result.
@@ -94,9 +123,13 @@ class Dispatch:
             NoKernelFoundError: an override forces a kernel that cannot serve this call.
             Exception: whatever every candidate raised, the reference last; out-of-memory errors at once.
         """
+        if _watch.is_dynamo_compiling():
+            return self._traced_call(args, kwargs)
         plan = self._plan
         if plan.epoch != _epoch.value or open_contexts.count:
             plan = self._current_plan()
+        if _watch.is_tracing() or _watch.compiler._is_exporting_flag:
+            return self._captured_call(plan, args, kwargs)
         failures: list[tuple[_Candidate, Exception]] | None = None
         for candidate in plan.candidates:
             if not candidate.ready and not self._prepare(plan, candidate):
@@ -104,7 +137,7 @@ class Dispatch:
             if candidate.supports is not None:
                 try:
                     verdict = candidate.supports(*args, **kwargs)
-                except Exception as error:  # noqa: BLE001 -- a third party's code: a fault of the check, not of the call
+                except Exception as error:  # noqa: BLE001 -- a third party's code: the check's fault, not the call's
                     verdict = _raised(error)
                 if verdict is not True:
                     candidate.counts.decline(_text(verdict))
@@ -123,15 +156,57 @@ class Dispatch:
             return result
         return self._unserved(plan, failures, args, kwargs)
 
+    # --- captures ---------------------------------------------------------------------------------------------------
+
+    def _captured_call(self, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that ``torch.jit.trace`` or an exporter records. Nobody is blamed for what fails here."""
+        for candidate in self._allowed_in(plan, capture.is_exporting_or_tracing() or "trace"):
+            if candidate.supports is None or candidate.supports(*args, **kwargs) is True:
+                result = candidate.call(*args, **kwargs)
+                if result is not NotImplemented:
+                    next(candidate.counts.traced)
+                    return result
+        return None
+
+    def _allowed_in(self, plan: _Plan, kind: str) -> Iterator[_Candidate]:
+        """Yield the candidates that may run in a capture, imported: references alone where the contract says so."""
+        for candidate in plan.candidates:
+            if kind in self.contract.portable_in and candidate.registration.spec.solution != "reference":
+                continue
+            if candidate.ready or self._prepare(plan, candidate):
+                yield candidate
+
+    def _traced_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that Dynamo traces: no counter, no ``try``, no context variable in what becomes the graph."""
+        _prepare_trace(self.contract.name)
+        for index, (supports, call) in enumerate(self._traceable):
+            if supports is None or supports(*args, **kwargs) is True:
+                result = call(*args, **kwargs)
+                if result is not NotImplemented:
+                    _count_trace(self.contract.name, index)
+                    return result
+        return None
+
+    def prepare_trace(self) -> None:
+        """Fix the kernels that a trace by Dynamo may choose from. It is called while tracing, but is not traced."""
+        plan = self._current_plan()
+        self._traced_candidates = tuple(self._allowed_in(plan, capture.dynamo_capture()))
+        self._traceable = tuple((candidate.supports, candidate.call) for candidate in self._traced_candidates)
+
+    def count_trace(self, index: int) -> None:
+        """Count that a trace holds the kernel at ``index``; what the compiled graph runs later cannot be counted."""
+        next(self._traced_candidates[index].counts.traced)
+
     # --- plans ------------------------------------------------------------------------------------------------------
 
     def _current_plan(self) -> _Plan:
         """Return the plan of the present epoch for this thread and task."""
+        capture.bind()
         if self._plan.epoch != _epoch.value:
             self._forced_plans.clear()
             self._plan = self._make_plan(None)
         wanted = context_override(self.contract.family, self.contract.mode) if open_contexts.count else None
-        if wanted is None:
+        if wanted is None or KernelRegistry.get().frozen is not None:
             return self._plan
         plan = self._forced_plans.get(wanted)
         if plan is None or plan.epoch != _epoch.value:
@@ -151,12 +226,28 @@ class Dispatch:
     def _decide(self, context: str | None) -> Decision:
         registry, contract = registry_with_references(), self.contract
         _log_if_undiscovered()
+        if registry.frozen is not None:
+            return self._decide_as_frozen(registry, registry.frozen)
         forced = forced_kernel(registry, contract.family, contract.mode, settings.current().overrides, context)
         request = Request(family=contract.family, mode=contract.mode, platform=Platform.get(), forced=forced)
         return decide(registry, request)
 
-    def _counts_of(self, kernel: str) -> _Counts:
-        return self._counts.setdefault(kernel, _Counts())
+    def _decide_as_frozen(self, registry: KernelRegistry, plan: Mapping[str, tuple[str, ...]]) -> Decision:
+        """Return the frozen order, without the kernels that were switched off since."""
+        contract = self.contract
+        names = plan.get(f"{contract.family}.{contract.mode}", ())
+        found = [r for r in map(registry.registration, names) if r is not None]
+        request = Request(family=contract.family, mode=contract.mode, platform=Platform.get())
+        off = tuple(r for r in found if r in registry.tripped)
+        return Decision(
+            request=request,
+            ranked=tuple(r for r in found if r not in registry.tripped),
+            others=off,
+            refused=tuple(Reason(r.spec.name, "enabled", "tripped", registry.tripped[r]) for r in off),
+        )
+
+    def _counts_of(self, kernel: str) -> Counts:
+        return self._counts.setdefault(kernel, Counts())
 
     def _prepare(self, plan: _Plan, candidate: _Candidate) -> bool:
         """Probe and import a candidate whose turn has come; drop it from the plan if that fails."""
@@ -187,13 +278,21 @@ class Dispatch:
             raise error
         if self.contract.validate is not None:
             load_attribute(self.contract.validate)(*args, **kwargs)
-        if self.contract.mutates or _is_capturing():
+        if why := self._must_not_run_again():
             name = candidate.registration.spec.name
-            why = "the slot writes to its arguments" if self.contract.mutates else "a CUDA graph is being captured"
             raise RuntimeError(
                 f"kernel {name!r} of slot {self.contract.name!r} failed, and {why}: not run again"
             ) from error
         return [*(failures or ()), (candidate, error)]
+
+    def _must_not_run_again(self) -> str:
+        """Return why a call that failed is not for the next kernel, or nothing."""
+        if self.contract.mutates:
+            return "the slot writes to its arguments"
+        registry = KernelRegistry.get()
+        if registry.frozen is not None and registry.raises_when_frozen:
+            return "the plan is frozen with on_error='raise'"
+        return "a CUDA graph is being captured" if capture.captures_cuda_graph() else ""
 
     def _unserved(
         self,
@@ -211,8 +310,22 @@ class Dispatch:
             )
         if failures:
             _trip(failures)
+        next(self.unserved)
 
     # --- what happened ----------------------------------------------------------------------------------------------
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
+        """Return the implementation that would serve these arguments, or None if none would.
+
+        It is the function itself: calling it costs nothing more, is not counted, declines nothing, and goes on after
+        the kernel has been switched off. ``report()`` lists what was bound.
+        """
+        plan = self._current_plan()
+        for candidate in plan.candidates:
+            if (candidate.ready or self._prepare(plan, candidate)) and _accepts(candidate, args, kwargs):
+                next(candidate.counts.bound)
+                return candidate.call
+        return None
 
     def explain(self, /, *args: Any, **kwargs: Any) -> Explanation:
         """Return who would run for these arguments, and why each other would not; without any, before a call."""
@@ -232,7 +345,11 @@ class Dispatch:
         return Explanation.of(self.contract.name, str(decision.request.platform), everyone, refused)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """Return what each kernel did so far: the calls it ``served`` and ``failed``, and ``declined`` by reason."""
+        """Return what each kernel did so far: the calls it ``served``, ``failed``, and ``declined`` by reason.
+
+        ``bound`` counts what ``bind`` gave away, ``traced`` the graphs that hold the kernel: once each, however often a
+        graph then runs.
+        """
         return {kernel: counts.to_dict() for kernel, counts in sorted(self._counts.items())}
 
 
@@ -240,6 +357,10 @@ def _trip(failures: list[tuple[_Candidate, Exception]]) -> None:
     registry = KernelRegistry.get()
     for candidate, error in failures:
         trip(registry, candidate.registration, error)
+
+
+def _accepts(candidate: _Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return _declines(candidate.registration, args, kwargs) is None
 
 
 def _declines(registration: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
@@ -307,8 +428,3 @@ def _log_if_undiscovered() -> None:
             "no plugin is loaded: discover_plugins() was never called; slots use what the host registered"
         )
     _told = True
-
-
-def _is_capturing() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -30,6 +30,7 @@ BUILT_IN = (
         mode="sdpa",
         summary="sdpa(q, k, v, *, attn_mask, dropout_p, is_causal, scale, enable_gqa): scaled dot-product attention",
         validate="tokenspeed_kernel.reference.attention:validate_sdpa",
+        portable_in=frozenset({"onnx", "trace"}),  # what torch.export feeds decomposes the fused operator
     ),
 )
 

@@ -226,6 +226,10 @@ class KernelRegistry:
         self._by_operator: dict[tuple[str, str], tuple[Registration, ...]] = {}  # active ones, oldest first
         self.tripped: dict[Registration, str] = {}
         """Registrations that are off for the rest of the process, with the cause."""
+        self.frozen: dict[str, tuple[str, ...]] | None = None
+        """While the plan is frozen, ``family.mode`` -> the kernels to try; nothing is registered or removed then."""
+        self.raises_when_frozen = False
+        """Whether a kernel of a frozen plan that fails raises, rather than leaving the call to the next."""
         self.answers: dict[tuple[Registration, str], tuple[str, str] | None] = {}
         """What each predicate and probe said: None for yes, else (code, detail). Emptied by every registration."""
 
@@ -264,6 +268,7 @@ class KernelRegistry:
     def restore(self, registration: Registration) -> None:
         """Add a registration as the newest one; see :meth:`register`."""
         with self._lock:
+            self._require_thawed(f"kernel {registration.spec.name!r} cannot be registered")
             self._order += 1
             new = replace(registration, order=self._order)
             stack = self._by_name.get(new.spec.name, ())
@@ -277,8 +282,14 @@ class KernelRegistry:
         """Withdraw registrations; whatever each had displaced is active again. Unknown ones are ignored."""
         gone = set(gone)
         with self._lock:
+            if gone:
+                self._require_thawed("no kernel can be withdrawn")
             for name in {registration.spec.name for registration in gone}:
                 self._replace(name, tuple(r for r in self._by_name.get(name, ()) if r not in gone))
+
+    def _require_thawed(self, what: str) -> None:
+        if self.frozen is not None:
+            raise RuntimeError(f"{what}: the plan is frozen; call thaw() first, and freeze() again afterwards")
 
     def owned_by(self, owner: str | None) -> tuple[Registration, ...]:
         """Return what ``owner`` registered and has not lost, active or displaced, oldest first."""
@@ -301,6 +312,10 @@ class KernelRegistry:
             self._by_operator[key] = tuple(sorted(active, key=lambda r: r.order))
         self.answers.clear()
         epoch.bump()
+
+    def registered_as(self, name: str) -> tuple[Registration, ...]:
+        """Return everything that is registered under a kernel's name: the last is active, the others wait behind it."""
+        return self._by_name.get(name, ())
 
     def registrations(self, family: str, mode: str) -> tuple[Registration, ...]:
         """Return the active registrations for an operator, oldest first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenspeed_kernel import epoch
@@ -23,6 +23,7 @@ __all__ = [
     "hub_enabled",
     "is_set",
     "override_variable",
+    "pin",
     "refresh",
 ]
 
@@ -57,13 +58,21 @@ class Settings:
 
 
 _current: Settings | None = None
+_pinned: dict[str, Any] = {}  # fields that a frozen plan of another process fixes, whatever the environment says
+
+
+def pin(**fields: Any) -> None:
+    """Fix fields of the settings against the environment; none given, fix nothing any more."""
+    _pinned.clear()
+    _pinned.update(fields)
+    refresh()
 
 
 def current() -> Settings:
     """Return the settings as last read; the first call reads them."""
     global _current  # noqa: PLW0603 -- one process has one environment
     if _current is None:
-        _current = _read(os.environ)
+        _current = replace(_read(os.environ), **_pinned)
     return _current
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenspeed_kernel import settings
 from tokenspeed_kernel.contract import SlotContract
-from tokenspeed_kernel.dispatch import Dispatch
-from tokenspeed_kernel.references import contracts, declare_contract, registry_with_references
+from tokenspeed_kernel.dispatch import Dispatch, handles
+from tokenspeed_kernel.references import BUILT_IN, contracts, declare_contract, registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, KernelSpec
 
 __all__ = [
@@ -60,7 +60,6 @@ class Slot(Dispatch):
 
 
 _lock = threading.RLock()
-_handles: dict[str, Slot] = {}
 
 
 def slot(name: str) -> Slot:
@@ -69,19 +68,11 @@ def slot(name: str) -> Slot:
     Raises:
         LookupError: no slot of that name is declared, and nothing is registered for one.
     """
-    handle = _handle(name)
+    handle: Slot | None = handles.get(name)
     if handle is None:
-        close = difflib.get_close_matches(str(name), contracts, n=1)
+        close = difflib.get_close_matches(str(name), handles, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "declare it with declare_slot(SlotContract(...))."
-        raise LookupError(f"no slot is called {name!r}; there are {', '.join(sorted(contracts))}; {hint}")
-    return handle
-
-
-def _handle(name: str) -> Slot | None:
-    handle = _handles.get(name)
-    if handle is None and name in contracts:
-        with _lock:
-            handle = _handles.setdefault(name, Slot(contracts[name]))
+        raise LookupError(f"no slot is called {name!r}; there are {', '.join(sorted(handles))}; {hint}")
     return handle
 
 
@@ -92,7 +83,12 @@ def declare_slot(contract: SlotContract) -> Slot:
         ValueError: a slot of that name or operator is declared with another contract.
     """
     declare_contract(contract)
-    return slot(contract.name)
+    handle: Slot = handles.setdefault(contract.name, Slot(contract))
+    return handle
+
+
+for _contract in BUILT_IN:
+    declare_slot(_contract)
 
 
 def register(
@@ -129,7 +125,7 @@ def register(
             predicate=predicate,
         )
         registry.register(spec, impl)
-        declare_contract(contract)  # after the registration: a refused one must not leave a slot behind
+        declare_slot(contract)  # after the registration: a refused one must not leave a slot behind
 
 
 def _free_name(registry: KernelRegistry, wanted: str) -> str:
@@ -151,19 +147,19 @@ def unregister(slot: str, name: str) -> None:
 
 def resolve(slot: str) -> Callable[..., Any] | None:
     """Return the implementation of ``slot`` that comes first, or None if there is none (or no such slot)."""
-    handle = _handle(slot)
+    handle = handles.get(slot)
     return None if handle is None else handle.resolve()
 
 
 def iter_impls(slot: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield ``(solution, implementation)`` of every eligible kernel of ``slot``, the first choice first."""
-    handle = _handle(slot)
+    handle = handles.get(slot)
     return iter(()) if handle is None else handle.implementations()
 
 
 def active() -> dict[str, str]:
     """Return, for every slot, the solution that comes first, or ``"unavailable"``."""
-    return {name: next((s for s, _ in slot(name).implementations()), "unavailable") for name in list(contracts)}
+    return {name: next((s for s, _ in slot(name).implementations()), "unavailable") for name in list(handles)}
 
 
 def refresh() -> None:

@@ -112,9 +112,7 @@ def supports(x: torch.Tensor, scale: torch.Tensor | float) -> Literal[True] | st
         return f"scale is {scale.dtype}, not floating point"
     if not x.is_contiguous():
         return f"x has strides {tuple(x.stride())}, the kernel serves contiguous tensors"
-    if torch.jit.is_tracing() or torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
-        return "a graph is being exported, which records the portable math"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "a functorch transform is active"
     layout = _scale_layout(x, scale)
     return layout if isinstance(layout, str) else True
