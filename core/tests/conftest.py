@@ -53,7 +53,8 @@ def _fresh_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith((settings.OVERRIDE_PREFIX, "TOKENSPEED_KERNEL_", "LIBREYOLO_")):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(discovery, "_state", discovery._State())
-    dispatch.handles.clear(); dispatch.handles.update({c.name: slots.Slot(c) for c in references.BUILT_IN})
+    dispatch.handles.clear()
+    dispatch.handles.update({contract.name: slots.Slot(contract) for contract in references.BUILT_IN})
     for name in set(references.contracts) - {contract.name for contract in references.BUILT_IN}:
         del references.contracts[name]
     monkeypatch.setattr(overrides, "_said", set())

@@ -42,7 +42,7 @@ def test_default_requirement_is_met_everywhere(platform: MakePlatform, vendor: s
         ({"vendors": frozenset({"nvidia"})}, ("amd", 9, 0), "vendor"),
         ({"vendors": frozenset({"nvidia"})}, ("cpu", 0, 0), "vendor"),
         ({"vendors": frozenset({"nvidia", "amd"})}, ("amd", 9, 0), None),
-        ({"vendors": frozenset()}, ("nvidia", 9, 0), "vendor"),
+        ({"vendors": frozenset()}, ("nvidia", 9, 0), None),
         ({"min_arch_version": ArchVersion(9, 0)}, ("nvidia", 9, 0), None),
         ({"min_arch_version": ArchVersion(9, 0)}, ("nvidia", 8, 9), "arch"),
         ({"max_arch_version": ArchVersion(8, 9)}, ("nvidia", 8, 9), None),
@@ -75,15 +75,14 @@ def test_vendor_floors(platform: MakePlatform, machine: tuple[Any, ...], expecte
     assert requirement.satisfied_by(platform(*machine)) is expected
 
 
-def test_vendor_floor_outweighs_the_common_floor() -> None:
-    """A vendor without a floor of its own has the common one."""
-    requirement = CapabilityRequirement(
-        min_arch_version=ArchVersion(9, 0),
-        vendors=frozenset({"amd"}),
-        vendor_min_arch_versions={"amd": ArchVersion(9, 4)},
-    )
-    assert requirement.min_arch_version_for("amd") == ArchVersion(9, 4)
-    assert requirement.min_arch_version_for("nvidia") == ArchVersion(9, 0)
+def test_a_floor_is_common_or_by_vendor() -> None:
+    """A vendor has its own floor or the common one, and a requirement has one kind of them."""
+    floors = {"amd": ArchVersion(9, 4)}
+    by_vendor = CapabilityRequirement(vendors=frozenset({"amd"}), vendor_min_arch_versions=floors)
+    assert by_vendor.min_arch_version_for("amd") == ArchVersion(9, 4)
+    assert CapabilityRequirement(ArchVersion(9, 0)).min_arch_version_for("nvidia") == ArchVersion(9, 0)
+    with pytest.raises(ValueError, match="not both"):
+        CapabilityRequirement(ArchVersion(9, 0), vendors=frozenset({"amd"}), vendor_min_arch_versions=floors)
 
 
 @pytest.mark.parametrize("vendors", [None, frozenset({"amd"}), frozenset({"nvidia", "amd"})])

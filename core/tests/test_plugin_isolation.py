@@ -245,7 +245,7 @@ def test_aborted_discovery_keeps_what_was_loaded_before(plugins: Any, how: str) 
     with pytest.raises((KeyboardInterrupt, RuntimeError)):
         discover_plugins(strict=True)
     assert [info.name for info in list_plugins()] == ["a", "z"]
-    assert _kernels() == ["k_a", "k_z"]
+    assert _kernels() == ["k_z", "k_a"]
     assert [plugins.calls(module) for module in modules] == [1, 1]
 
 

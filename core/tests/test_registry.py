@@ -223,15 +223,15 @@ def test_removing_what_is_not_there_is_no_error(kernel: Kernel) -> None:
 
 
 def test_lists(kernel: Kernel) -> None:
-    """Operators and solutions are in alphabetical order, kernels oldest first."""
+    """Operators are in the order in which they came, an operator's kernels by priority and age."""
     kernel("z", mode="b")
     kernel("y", mode="a")
     kernel("x", mode="b", solution="s")
-    kernel("w", mode="b", solution="s")
+    kernel("w", mode="b", solution="s", priority=12)
     registry = KernelRegistry.get()
-    assert registry.list_operators() == [("quant", "a"), ("quant", "b")]
+    assert registry.list_operators() == [("quant", "b"), ("quant", "a")]
     assert [spec.name for spec in registry.list_kernels()] == ["z", "y", "x", "w"]
-    assert [spec.name for spec in registry.list_kernels(mode="b")] == ["z", "x", "w"]
+    assert [spec.name for spec in registry.list_kernels("quant", "b")] == ["w", "z", "x"]
     assert registry.list_kernels(family="other") == []
     assert registry.list_solutions("quant", "b") == ["s", "z"]
     assert registry.list_solutions("quant", "none") == []

@@ -42,7 +42,7 @@ class _Oracle(SelectionOracle):
 
     def adjust(self, spec: KernelSpec, platform: PlatformInfo, traits: dict[str, Any] | None) -> int:
         self.seen.append((spec.name, platform.vendor, traits))
-        score = self.scores.get(spec.name, 0)
+        score = self.scores.get(spec.name, super().adjust(spec, platform, traits))
         if isinstance(score, Exception):
             raise score
         return score  # type: ignore[no-any-return]
@@ -143,7 +143,7 @@ def test_oracle_outweighs_priority(kernel: Kernel, platform: Callable[..., Platf
     """An oracle's score ranks before priority; it sees spec, platform and traits."""
     kernel("high", priority=19)
     kernel("low", priority=1)
-    oracle = _Oracle(low=1)
+    oracle = _Oracle(low=11)
     register_oracle("quant", oracle)
     assert _chosen(platform=platform("nvidia", 8, 0), traits={"n": 3}) == "low"
     assert set(map(str, oracle.seen)) == {str((name, "nvidia", {"n": 3})) for name in ("high", "low")}
@@ -153,12 +153,12 @@ def test_oracle_of_another_family_is_not_asked(kernel: Kernel) -> None:
     """An oracle belongs to one family."""
     kernel("high", priority=19)
     kernel("low", priority=1)
-    register_oracle("attention", _Oracle(low=1))
+    register_oracle("attention", _Oracle(low=11))
     assert _chosen() == "high"
 
 
 @pytest.mark.parametrize("answer", [RuntimeError("lost"), None, "5", True, 1.5])
-def test_oracle_that_fails_counts_as_zero(kernel: Kernel, said: Said, answer: Any) -> None:
+def test_oracle_that_fails_has_no_word(kernel: Kernel, said: Said, answer: Any) -> None:
     """An oracle that raises, or answers no int, is warned about and changes nothing."""
     kernel("high", priority=19)
     kernel("low", priority=1)
@@ -171,7 +171,7 @@ def test_explanation_of_an_oracle_s_choice_is_true(kernel: Kernel) -> None:
     """Where an oracle prefers the older of two equals, the explanation does not say that the newer wins."""
     kernel("older", priority=8)
     kernel("newer", priority=8)
-    register_oracle("quant", _Oracle(older=1))
+    register_oracle("quant", _Oracle(older=11))
     text = explain_selection("quant", "op", None)
     assert _chosen() == "older"
     assert "newer registration wins" not in text
@@ -310,7 +310,7 @@ def test_choice_is_made_anew_after_an_oracle(kernel: Kernel) -> None:
     kernel("a", priority=12)
     kernel("b", priority=4)
     assert _chosen() == "a"
-    register_oracle("quant", _Oracle(b=1))
+    register_oracle("quant", _Oracle(b=11))
     assert _chosen() == "b"
 
 

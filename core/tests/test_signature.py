@@ -67,9 +67,9 @@ def test_one_role_may_be_a_str() -> None:
 def test_scale_is_part_of_the_format() -> None:
     """Two scales make two formats."""
     channel, token = (ScaleFormat(F32, granularity) for granularity in ("channel", "token"))
-    (signature,) = format_signatures("x", "fp8", {FP8}, scale=channel)
-    assert signature == format_signature(x=tensor_format("fp8", FP8, scale=channel))
-    assert signature != format_signature(x=tensor_format("fp8", FP8, scale=token))
+    (signature,) = format_signatures("x", "scaled-fp8", {FP8}, scale=channel)
+    assert signature == format_signature(x=tensor_format("scaled-fp8", FP8, scale=channel))
+    assert signature != format_signature(x=tensor_format("scaled-fp8", FP8, scale=token))
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_dynamic_block_shape_needs_no_sizes() -> None:
 def test_texts_name_every_part() -> None:
     """The text names roles, formats, dtypes and scales."""
     scale = ScaleFormat(F32, "block", (1, 128))
-    text = str(format_signature(x=tensor_format("fp8", FP8, scale=scale)))
+    text = str(format_signature(x=tensor_format("scaled-fp8", FP8, scale=scale)))
     assert all(part in text for part in ("x=", "fp8", "float8", "block", "(1, 128)", "float32"))
     assert str(FormatSignature(())) == "none"
 
 
 def test_signature_pickles() -> None:
     """A copy from another process is equal."""
-    signature = format_signature(x=tensor_format("fp8", FP8, scale=ScaleFormat(F32, "tensor")))
+    signature = format_signature(x=tensor_format("scaled-fp8", FP8, scale=ScaleFormat(F32, "tensor")))
     assert pickle.loads(pickle.dumps(signature)) == signature

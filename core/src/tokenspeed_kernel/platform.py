@@ -152,18 +152,21 @@ class CapabilityRequirement:
     """What a kernel needs of the platform. The default needs nothing.
 
     Raises:
-        ValueError: ``vendor_min_arch_versions`` names other vendors than ``vendors`` does.
+        ValueError: ``vendor_min_arch_versions`` names other vendors than ``vendors`` does, or comes with
+            ``min_arch_version``.
     """
 
     min_arch_version: ArchVersion | None = None
     max_arch_version: ArchVersion | None = None
     required_features: frozenset[str] = frozenset()
     vendors: frozenset[str] | None = None
-    """The vendors it runs on, or None for any."""
+    """The vendors it runs on; None or none for any."""
     vendor_min_arch_versions: Mapping[str, ArchVersion] = field(default_factory=dict, hash=False)
     """Per vendor, the least architecture: version numbers of two vendors do not compare."""
 
     def __post_init__(self) -> None:
+        if self.vendor_min_arch_versions and self.min_arch_version is not None:
+            raise ValueError("give min_arch_version or vendor_min_arch_versions, not both")
         if self.vendor_min_arch_versions and set(self.vendor_min_arch_versions) != set(self.vendors or ()):
             raise ValueError(
                 f"vendor_min_arch_versions names {sorted(self.vendor_min_arch_versions)}, but vendors is "
@@ -180,8 +183,8 @@ class CapabilityRequirement:
 
     def unmet_by(self, platform: PlatformInfo) -> tuple[str, str] | None:
         """Return ``(code, sentence)`` for the first requirement that ``platform`` fails, or None if it meets all."""
-        if self.vendors is not None and platform.vendor not in self.vendors:
-            return "vendor", f"needs {' or '.join(sorted(self.vendors)) or 'no vendor at all'}, this is {platform}"
+        if self.vendors and platform.vendor not in self.vendors:
+            return "vendor", f"needs {' or '.join(sorted(self.vendors))}, this is {platform}"
         least = self.min_arch_version_for(platform.vendor)
         if least is not None and platform.arch_version < least:
             return "arch", f"needs architecture {least} or newer, this is {platform}"

@@ -118,7 +118,10 @@ class KernelSpec:
 
 
 def _role_names(roles: str | Iterable[str]) -> tuple[str, ...]:
-    return (roles,) if isinstance(roles, str) else tuple(roles)
+    names = (roles,) if isinstance(roles, str) else tuple(roles)
+    if not names:
+        raise ValueError("name at least one operand role")
+    return names
 
 
 def _check_spec(spec: KernelSpec) -> None:
@@ -346,10 +349,10 @@ class KernelRegistry:
         format_signature: FormatSignature | None = None,
         solution: str | None = None,
     ) -> list[KernelSpec]:
-        """Return the specs for an operator, oldest first, that meet every condition given."""
+        """Return the specs for an operator that meet every condition: the highest priority first, then the oldest."""
         return [
             spec
-            for spec in (r.spec for r in self.registrations(family, mode))
+            for spec in (r.spec for r in sorted(self.registrations(family, mode), key=_by_priority))
             if (not features or features <= spec.features)
             and (platform is None or spec.capability.satisfied_by(platform))
             and (format_signature is None or spec.supports_format_signature(format_signature))
@@ -357,11 +360,13 @@ class KernelRegistry:
         ]
 
     def list_operators(self) -> list[tuple[str, str]]:
-        """Return every ``(family, mode)`` that has a kernel, in alphabetical order."""
-        return sorted(self._by_operator)
+        """Return every ``(family, mode)`` that has a kernel, in the order in which they came."""
+        return list(self._by_operator)
 
     def list_kernels(self, family: str | None = None, mode: str | None = None) -> list[KernelSpec]:
-        """Return every spec, oldest first, or those of one family or mode."""
+        """Return every spec, or a family's or mode's, oldest first; an operator's as :meth:`get_for_operator` does."""
+        if family is not None and mode is not None:
+            return self.get_for_operator(family, mode)
         with self._lock:
             active = [r for registrations in self._by_operator.values() for r in registrations]
         return [
@@ -373,6 +378,10 @@ class KernelRegistry:
     def list_solutions(self, family: str, mode: str) -> list[str]:
         """Return the solutions that an operator has, in alphabetical order."""
         return sorted({r.spec.solution for r in self.registrations(family, mode)})
+
+
+def _by_priority(registration: Registration) -> tuple[int, int]:
+    return -registration.spec.priority, registration.order
 
 
 def _importing_module() -> str | None:

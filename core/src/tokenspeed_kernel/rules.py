@@ -85,7 +85,7 @@ def _features(registry: KernelRegistry, registration: Registration, request: Req
 
 def _solution(registry: KernelRegistry, registration: Registration, request: Request) -> _Refusal | None:
     solution = registration.spec.solution
-    if request.solution is None or solution == request.solution:
+    if request.solution is None or request.forced is not None or solution == request.solution:
         return None
     return (
         "solution",

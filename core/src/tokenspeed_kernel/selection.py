@@ -8,7 +8,7 @@ call, accepting. The rank is oracle score, then priority, then newest registrati
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from tokenspeed_kernel.policy import (
     set_selection_policy,
 )
 from tokenspeed_kernel.references import registry_with_references
-from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, Registration, registering_owner
+from tokenspeed_kernel.registry import PRIORITY_LIMIT, KernelRegistry, KernelSpec, Registration, registering_owner
 from tokenspeed_kernel.rules import RULES, Reason, Request, buildable, load_or_trip
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import spec_matches_traits
@@ -117,23 +117,25 @@ def _rank(accepted: list[Registration], request: Request) -> list[Registration]:
     oracles = _oracles.get(request.family)
 
     def score(registration: Registration) -> tuple[int, int, int]:
-        adjusted = _adjust(oracles[-1][1], registration.spec, request) if oracles else 0
+        adjusted = _adjust(oracles[-1][1], registration.spec, request) if oracles else _NEUTRAL_SCORE
         return adjusted, registration.spec.priority, registration.order
 
     return sorted(accepted, key=score, reverse=True)
+
+
+_NEUTRAL_SCORE = 10  # of a kernel that no oracle has a word on; what lies outside 0 to 19 counts as the nearer end
 
 
 class SelectionOracle:
     """Knowledge of one op family that outweighs priorities. Subclass and give to :func:`register_oracle`."""
 
     def adjust(self, spec: KernelSpec, platform: PlatformInfo, traits: dict[str, Any] | None) -> int:
-        """Return the score of a kernel for a request; higher wins, before priority is looked at."""
-        return 0
+        """Return the score of a kernel for a request, 0 to 19: higher wins, before priority is looked at."""
+        return _NEUTRAL_SCORE
 
 
-_oracles: dict[
-    str, tuple[tuple[str | None, SelectionOracle], ...]
-] = {}  # by family, each with its owner; the last counts
+# By family, each with its owner; the last one counts.
+_oracles: dict[str, tuple[tuple[str | None, SelectionOracle], ...]] = {}
 
 
 def register_oracle(family: str, oracle: SelectionOracle) -> None:
@@ -154,17 +156,17 @@ def withdraw_oracles(owner: str) -> None:
 
 
 def _adjust(oracle: SelectionOracle, spec: KernelSpec, request: Request) -> int:
-    """Return the oracle's score; one that raises, or answers anything but an int, scores 0 and is warned about."""
+    """Return the oracle's score; one that raises, or answers anything but an int, counts as no word, with a warning."""
     who = f"the oracle of family {request.family!r}"
     try:
         score = oracle.adjust(spec, request.platform, dict(request.traits) or None)
     except Exception as error:  # noqa: BLE001 -- a third party's code must not break selection
-        warn(f"{who} raised {describe(error)} for kernel {spec.name!r}; it counts as 0.")
-        return 0
+        warn(f"{who} raised {describe(error)} for kernel {spec.name!r}; it counts as {_NEUTRAL_SCORE}.")
+        return _NEUTRAL_SCORE
     if isinstance(score, bool) or not isinstance(score, int):
-        warn(f"{who} gave {score!r} for kernel {spec.name!r}, not an int; it counts as 0.")
-        return 0
-    return score
+        warn(f"{who} gave {score!r} for kernel {spec.name!r}, not an int; it counts as {_NEUTRAL_SCORE}.")
+        return _NEUTRAL_SCORE
+    return min(max(score, 0), PRIORITY_LIMIT - 1)
 
 
 _CACHE_LIMIT = 4096  # entries an operator; a host with no end of trait values must not grow without end
@@ -290,7 +292,7 @@ def _request(
         signature=format_signature,
         features=frozenset(features or ()),
         traits=traits or {},
-        solution=solution,
+        solution=solution or None,
         forced=forced_kernel(registry, family, mode, os.environ, context_override(family, mode) or override),
     )
 
@@ -340,10 +342,18 @@ def warmup_selection(
 ) -> None:
     """Select, and so import, probe and cache, a kernel for each ``(family, mode, signature, traits)``.
 
-    One that no kernel serves is logged and skipped: what is warmed up is not yet needed.
+    Without ``ops``, for one signature of each operator that there is: the first in the order of their text. What no
+    kernel serves is logged and skipped: what is warmed up is not yet needed.
     """
-    for op in ops or ():
-        _warm_up(*op)
+    for family, mode, signature, traits in _representatives() if ops is None else ops:
+        _warm_up(family, mode, signature, traits)
+
+
+def _representatives() -> Iterator[tuple[str, str, FormatSignature | None, None]]:
+    registry = registry_with_references()
+    for family, mode in registry.list_operators():
+        signatures = {s for r in registry.registrations(family, mode) for s in r.spec.format_signatures}
+        yield family, mode, min(signatures, key=str, default=None), None
 
 
 def _warm_up(family: str, mode: str, signature: FormatSignature | None, traits: Mapping[str, Any] | None) -> None:

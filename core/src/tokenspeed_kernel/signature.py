@@ -52,6 +52,8 @@ class ScaleFormat:
             if not self.dynamic_block_shape:
                 raise ValueError("granularity 'block' needs block_shape, or dynamic_block_shape=True for any")
             return
+        if self.dynamic_block_shape:
+            raise ValueError(f"give block_shape={self.block_shape!r} or dynamic_block_shape=True, not both")
         object.__setattr__(self, "block_shape", tuple(self.block_shape))
         if not self.block_shape or any(size <= 0 for size in self.block_shape):
             raise ValueError(f"block_shape must hold positive sizes, got {self.block_shape!r}")
@@ -63,11 +65,21 @@ class ScaleFormat:
 
 @dataclass(frozen=True)
 class TensorFormat:
-    """How one operand is stored: its dtype, the name of its format, and its scales if it has any."""
+    """How one operand is stored: its dtype, the name of its format, and its scales if it has any.
+
+    Raises:
+        ValueError: the format is ``"fp8"``, which does not say whether it is scaled, or ``"scaled-fp8"`` has no scale.
+    """
 
     storage_dtype: torch.dtype
     format: str = "dense"
     scale: ScaleFormat | None = None
+
+    def __post_init__(self) -> None:
+        if self.format == "fp8":
+            raise ValueError("format 'fp8' is ambiguous: 'dense' is unscaled FP8, 'scaled-fp8' has a scale")
+        if self.format == "scaled-fp8" and self.scale is None:
+            raise ValueError("format 'scaled-fp8' needs a scale")
 
     def __str__(self) -> str:
         scale = "" if self.scale is None else f", {self.scale}"
@@ -154,3 +166,12 @@ def format_signatures(
     return frozenset(
         FormatSignature(tuple((name, TensorFormat(dtype, format, scale)) for name in names)) for dtype in storage_dtypes
     )
+
+
+def __getattr__(name: str) -> ScaleFormat:
+    """Make ``MXFP8_BLOCK_SCALE`` when it is first asked for: its dtype is torch's."""
+    if name != "MXFP8_BLOCK_SCALE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch
+
+    return ScaleFormat(torch.float8_e8m0fnu, "block", (1, 32))

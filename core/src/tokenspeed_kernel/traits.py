@@ -22,6 +22,7 @@ _BOUNDS: Mapping[str, Callable[[int, int], bool]] = {
     "_min": lambda size, bound: size >= bound,
     "_max": lambda size, bound: size <= bound,
 }
+_PROBLEM_SIZES = ("batch", "m", "n", "k")  # a kernel that declares one serves no call that leaves it open
 _OPTIONAL_ALIGNMENTS = {"ispp_alignment": "ispp", "hidden_alignment": "hidden"}
 _PROBLEM_FILTER = "mnk_problem_filter"
 
@@ -79,9 +80,13 @@ def _value_mismatch(spec: KernelSpec, traits: Mapping[str, Any], require_all: bo
         if name in spec.traits:
             if not _serves(spec.traits[name], value):
                 return f"serves {name} in {_text(spec.traits[name])}, asked is {value!r}"
-        elif require_all:
+        elif require_all and not any(
+            dim == name and bound in spec.traits for bound, dim in _OPTIONAL_ALIGNMENTS.items()
+        ):
             return f"does not declare the trait {name!r}"
     for name, dim in _OPTIONAL_ALIGNMENTS.items():
+        if dim in spec.traits and dim not in traits:
+            return f"serves {dim} in {_text(spec.traits[dim])}, asked is none"
         if name in spec.traits and dim in traits and not _in_bounds(spec.traits[name], traits[dim], _BOUNDS["_align"]):
             return f"needs {dim} to be a multiple of {_text(spec.traits[name])}, asked is {traits[dim]!r}"
     return None
@@ -89,6 +94,8 @@ def _value_mismatch(spec: KernelSpec, traits: Mapping[str, Any], require_all: bo
 
 def _size_mismatch(spec: KernelSpec, traits: Mapping[str, Any]) -> str | None:
     for name, bounds in spec.traits.items():
+        if name in _PROBLEM_SIZES and name not in traits:
+            return f"serves {name} in {_text(bounds)}, asked is none"
         if name == _PROBLEM_FILTER:
             if not _passes_filter(bounds, traits):
                 return f"its {name} refuses m={traits.get('m')!r}, n={traits.get('n')!r}, k={traits.get('k')!r}"
