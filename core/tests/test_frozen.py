@@ -147,6 +147,17 @@ def test_the_digest_changes_with_all_that_matters_and_nothing_else(
     assert len(set(seen)) == len(seen)
 
 
+def test_the_digest_does_not_depend_on_the_order_of_registration(kernel: Kernel) -> None:
+    """Two processes that registered the same kernels in another order have one plan."""
+    digests = []
+    for order in (("a", "b"), ("b", "a")):
+        KernelRegistry.reset()
+        for name in order:
+            kernel(name, mode=name, priority=12)
+        digests.append(_digest())
+    assert digests[0] == digests[1]
+
+
 PROGRAM = """
 import sys
 from tokenspeed_kernel import discover_plugins, freeze

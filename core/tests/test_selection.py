@@ -403,3 +403,35 @@ def test_explanation_imports_no_implementation(kernel: Kernel) -> None:
     """Explaining a kernel given by name does not import it."""
     kernel("a", "tsk_absent:f")
     assert "a  priority 10  chosen" in explain_selection("quant", "op", None)
+
+
+def test_predicate_that_registers_ends(kernel: Kernel) -> None:
+    """A check that registers another kernel is asked once; what it registered is chosen at the next selection."""
+    asked = []
+
+    def predicate() -> bool:
+        asked.append(1)
+        kernel("second", priority=12)
+        return True
+
+    kernel("first", predicate=predicate, priority=4)
+    assert _chosen() == "first"
+    assert [_chosen(), _chosen()] == ["second", "second"]
+    assert len(asked) == 1
+
+
+def test_a_kernel_registered_while_a_selection_runs_is_not_missed(kernel: Kernel) -> None:
+    """What a selection in flight remembers does not outlive the registration that overtook it."""
+
+    class Slow(SelectionOracle):
+        """Registers a better kernel in the middle of the first selection."""
+
+        def adjust(self, spec: KernelSpec, platform: PlatformInfo, traits: dict[str, Any] | None) -> int:
+            if KernelRegistry.get().get_by_name("better") is None:
+                kernel("better", priority=19)
+            return super().adjust(spec, platform, traits)
+
+    kernel("good", priority=4)
+    register_oracle("quant", Slow())
+    assert _chosen() == "good"
+    assert _chosen() == "better"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from tokenspeed_kernel import CONTRACT, __version__, epoch, settings
 from tokenspeed_kernel.notices import warn
+from tokenspeed_kernel.overrides import forced_kernel
 from tokenspeed_kernel.platform import Platform
 from tokenspeed_kernel.references import registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, Registration
@@ -103,7 +104,7 @@ def freeze(*, on_error: Literal["raise", "fallback"] = "fallback") -> FrozenPlan
     platform = Platform.get()
     versions = _versions()
     operators = []
-    for family, mode in registry.list_operators():
+    for family, mode in sorted(registry.list_operators()):  # not as they came: the digest depends on it
         ranked = [r for r in _ranked(registry, family, mode) if _usable(registry, r)]
         kernels = tuple(
             FrozenKernel(
@@ -126,8 +127,6 @@ def freeze(*, on_error: Literal["raise", "fallback"] = "fallback") -> FrozenPlan
 
 
 def _ranked(registry: KernelRegistry, family: str, mode: str) -> tuple[Registration, ...]:
-    from tokenspeed_kernel.overrides import forced_kernel
-
     forced = forced_kernel(registry, family, mode, settings.current().overrides, None)
     return decide(registry, Request(family=family, mode=mode, platform=Platform.get(), forced=forced)).ranked
 
