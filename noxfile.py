@@ -135,6 +135,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Measure what needs no GPU: the cost of importing core, beside pluggy."""
-    session.install("pluggy", *build(session, CORE))
-    session.run("python", "benchmarks/import_cost.py", *session.posargs)
+    """Measure what needs neither a GPU nor torch: importing core and discovering plugins, beside their peers."""
+    session.install("pluggy", "stevedore", *build(session, CORE))
+    for script in ("import_cost.py", "discovery_cost.py"):
+        session.run("python", f"benchmarks/{script}")

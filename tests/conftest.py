@@ -6,12 +6,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from environments import Environment
+from environments import Environment, Site
 
 ROOT = Path(__file__).parent.parent
 PROJECTS = {"core": ROOT / "core", "template": ROOT / "plugin-template"} | {
@@ -74,6 +74,22 @@ def slim_environment(tmp_path: Path, slim_packages: Path, wheels: dict[str, Path
     environment = Environment(tmp_path / "env", slim_packages)
     environment.install(wheels["core"])
     return environment
+
+
+@pytest.fixture(scope="session")
+def shared_environment(tmp_path_factory: pytest.TempPathFactory, slim_packages: Path) -> Environment:
+    """Return a slim environment for many tests: they write distributions into its ``site``, and take them out again."""
+    folder = tmp_path_factory.mktemp("shared")
+    environment = Environment(folder / "env", slim_packages)
+    environment.install(_build(PROJECTS["core"], folder))
+    return environment
+
+
+@pytest.fixture
+def site(shared_environment: Environment) -> Iterator[Site]:
+    """Install distributions into the shared environment for one test."""
+    with Site(shared_environment) as site:
+        yield site
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from environments import Environment
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "core/README.md", "docs/host.md", "docs/plugin.md"]
+PAGES = ["README.md", "core/README.md", "docs/discovery.md", "docs/host.md", "docs/plugin.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)

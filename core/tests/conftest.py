@@ -19,7 +19,7 @@ import pytest
 import tokenspeed_kernel
 from tokenspeed_kernel import SlotContract, dispatch, overrides, references, selection, settings, slots
 from tokenspeed_kernel.platform import ArchVersion, Platform, PlatformInfo
-from tokenspeed_kernel.plugins import discovery, reset_plugins
+from tokenspeed_kernel.plugins import discovery, installed, reset_plugins
 from tokenspeed_kernel.registry import KernelRegistry, register_kernel
 
 SOURCE = Path(tokenspeed_kernel.__file__).parents[1]
@@ -179,14 +179,8 @@ class Installer:
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
     """Install plugins into ``tmp_path``; those of the environment that runs the tests are hidden."""
-    import importlib_metadata
-
-    read = importlib_metadata.distributions
-
-    def only_of_this_test() -> Any:
-        return [found for found in read() if Path(str(found.locate_file(""))).is_relative_to(tmp_path)]
-
-    monkeypatch.setattr(importlib_metadata, "distributions", only_of_this_test)
+    read = installed.search_path
+    monkeypatch.setattr(installed, "search_path", lambda: [e for e in read() if Path(e).is_relative_to(tmp_path)])
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     yield Installer(tmp_path)

@@ -162,3 +162,33 @@ def test_explaining_counts_nothing(kernel: Kernel, declare: Declare) -> None:
     handle = declare()
     handle.explain(1)
     assert all(not any((s["served"], s["failed"], s["declined"])) for s in handle.stats().values())
+
+
+def test_a_kernel_may_call_its_own_slot(kernel: Kernel, declare: Declare) -> None:
+    """Calls may nest: each is chosen, counted and answered by itself."""
+    handle = declare(lambda x: 1)
+    kernel("halves", lambda x: 1 + handle(x // 2), supports=lambda x: x > 1 or "small enough")
+    assert handle(8) == 4
+    assert handle.stats()["halves"]["served"] == 3
+    assert handle.stats()["op:reference"]["served"] == 1
+
+
+def test_a_nested_failure_blames_the_inner_kernel(kernel: Kernel, declare: Declare) -> None:
+    """A kernel whose inner call falls back is served by it, and stays on."""
+    handle = declare(lambda x: "reference")
+
+    def broken(x: int) -> str:
+        raise ValueError("bad launch")
+
+    kernel("outer", lambda x: f"outer of {handle(0)}", supports=lambda x: x > 0, priority=12)
+    kernel("inner", broken, priority=11)
+    with pytest.warns(RuntimeWarning, match="'inner'"):
+        assert handle(1) == "outer of reference"
+    assert handle.explain(1).chosen == "outer"
+
+
+def test_supports_may_ask_the_slot(kernel: Kernel, declare: Declare) -> None:
+    """A check may explain or call another slot without disturbing the call that it is asked for."""
+    handle = declare(lambda x: "reference")
+    kernel("asks", supports=lambda x: handle.resolve() is not None and "always declines")
+    assert handle(1) == "reference"

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenspeed_kernel import capture, epoch, settings
 from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.explanation import Explanation
 from tokenspeed_kernel.notices import describe
-from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel, open_contexts
+from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel
 from tokenspeed_kernel.platform import Platform
 from tokenspeed_kernel.references import registry_with_references
 from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attribute
@@ -59,7 +59,7 @@ def value_of(count: itertools.count[int]) -> int:
 class _Candidate:
     """A registration as a plan holds it; ``supports`` and ``call`` are imported when its turn first comes."""
 
-    __slots__ = ("call", "counts", "ready", "registration", "supports")
+    __slots__ = ("call", "counts", "next", "ready", "registration", "served", "supports")
 
     call: Callable[..., Any]
     supports: Callable[..., object] | None
@@ -67,18 +67,36 @@ class _Candidate:
     def __init__(self, registration: Registration, counts: Counts) -> None:
         self.registration = registration
         self.counts = counts
+        self.served = counts.served
         self.ready = False
+        self.next: _Candidate | None = None
 
 
 class _Plan:
-    """Who to ask, in order, as of one epoch."""
+    """Who to ask, in order, as of one epoch. A chain: its first link is reached sooner than a tuple's first item."""
 
-    __slots__ = ("candidates", "epoch", "forced")
+    __slots__ = ("epoch", "first", "forced")
 
-    def __init__(self, epoch: int, candidates: tuple[_Candidate, ...], forced: str | None) -> None:
+    def __init__(self, epoch: int, candidates: Sequence[_Candidate], forced: str | None) -> None:
         self.epoch = epoch
-        self.candidates = candidates
         self.forced = forced
+        self.first = candidates[0] if candidates else None
+        for candidate, follower in itertools.pairwise(candidates):
+            candidate.next = follower
+
+    def __iter__(self) -> Iterator[_Candidate]:
+        candidate = self.first
+        while candidate is not None:
+            yield candidate
+            candidate = candidate.next
+
+    def drop(self, gone: _Candidate) -> None:
+        """Take a candidate out of the chain; a call that stands on it goes on from there."""
+        if self.first is gone:
+            self.first = gone.next
+        for candidate in self:
+            if candidate.next is gone:
+                candidate.next = gone.next
 
 
 handles: dict[str, Any] = {}  # every slot by name: Dynamo hands the two functions below nothing but constants
@@ -112,7 +130,7 @@ class Dispatch:
         self._traced_candidates: tuple[_Candidate, ...] = ()
         self._traceable: tuple[tuple[Callable[..., object] | None, Callable[..., Any]], ...] = ()
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: PLR0912 -- a call of its own would cost a tenth
         """Run the best kernel that accepts these arguments and return its result.
 
         A kernel that declines is passed over. One that raises is passed over too, and switched off for the rest of the
@@ -126,34 +144,35 @@ class Dispatch:
         if _watch.is_dynamo_compiling():
             return self._traced_call(args, kwargs)
         plan = self._plan
-        if plan.epoch != _epoch.value or open_contexts.count:
+        if plan.epoch != _epoch.settled:
             plan = self._current_plan()
         if _watch.is_tracing() or _watch.compiler._is_exporting_flag:
             return self._captured_call(plan, args, kwargs)
         failures: list[tuple[_Candidate, Exception]] | None = None
-        for candidate in plan.candidates:
-            if not candidate.ready and not self._prepare(plan, candidate):
-                continue
-            if candidate.supports is not None:
-                try:
-                    verdict = candidate.supports(*args, **kwargs)
-                except Exception as error:  # noqa: BLE001 -- a third party's code: the check's fault, not the call's
-                    verdict = _raised(error)
-                if verdict is not True:
+        candidate = plan.first
+        while candidate is not None:
+            if candidate.ready or self._prepare(plan, candidate):
+                verdict: object = True
+                if candidate.supports is not None:
+                    try:
+                        verdict = candidate.supports(*args, **kwargs)
+                    except Exception as error:  # noqa: BLE001 -- a third party's code: the check's fault, not the call's
+                        verdict = _raised(error)
+                if verdict is True:
+                    try:
+                        result = candidate.call(*args, **kwargs)
+                    except Exception as error:  # noqa: BLE001 -- raised again below if nobody serves the call
+                        failures = self._failed(failures, candidate, error, args, kwargs)
+                    else:
+                        if result is not NotImplemented and (result is not None or self.contract.mutates):
+                            next(candidate.served)
+                            if failures is not None:
+                                _trip(failures)
+                            return result
+                        candidate.counts.decline(f"returned {result!r}")
+                else:
                     candidate.counts.decline(_text(verdict))
-                    continue
-            try:
-                result = candidate.call(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 -- raised again below if nobody serves the call
-                failures = self._failed(failures, candidate, error, args, kwargs)
-                continue
-            if result is NotImplemented or (result is None and not self.contract.mutates):
-                candidate.counts.decline(f"returned {result!r}")
-                continue
-            next(candidate.counts.served)
-            if failures is not None:
-                _trip(failures)
-            return result
+            candidate = candidate.next
         return self._unserved(plan, failures, args, kwargs)
 
     # --- captures ---------------------------------------------------------------------------------------------------
@@ -170,7 +189,7 @@ class Dispatch:
 
     def _allowed_in(self, plan: _Plan, kind: str) -> Iterator[_Candidate]:
         """Yield the candidates that may run in a capture, imported: references alone where the contract says so."""
-        for candidate in plan.candidates:
+        for candidate in plan:
             if kind in self.contract.portable_in and candidate.registration.spec.solution != "reference":
                 continue
             if candidate.ready or self._prepare(plan, candidate):
@@ -205,7 +224,7 @@ class Dispatch:
         if self._plan.epoch != _epoch.value:
             self._forced_plans.clear()
             self._plan = self._make_plan(None)
-        wanted = context_override(self.contract.family, self.contract.mode) if open_contexts.count else None
+        wanted = context_override(self.contract.family, self.contract.mode) if _epoch.contexts else None
         if wanted is None or KernelRegistry.get().frozen is not None:
             return self._plan
         plan = self._forced_plans.get(wanted)
@@ -259,7 +278,7 @@ class Dispatch:
                 candidate.ready = True
                 return True
             next(candidate.counts.failed)
-        plan.candidates = tuple(c for c in plan.candidates if c is not candidate)
+        plan.drop(candidate)
         return False
 
     # --- failures ---------------------------------------------------------------------------------------------------
@@ -321,7 +340,7 @@ class Dispatch:
         the kernel has been switched off. ``report()`` lists what was bound.
         """
         plan = self._current_plan()
-        for candidate in plan.candidates:
+        for candidate in plan:
             if (candidate.ready or self._prepare(plan, candidate)) and _accepts(candidate, args, kwargs):
                 next(candidate.counts.bound)
                 return candidate.call

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
 
-from tokenspeed_kernel import settings
+from tokenspeed_kernel import epoch, settings
 from tokenspeed_kernel.notices import warn
 from tokenspeed_kernel.registry import KernelRegistry
 
-__all__ = ["NoKernelFoundError", "context_override", "forced_kernel", "kernel_override", "open_contexts"]
+__all__ = ["NoKernelFoundError", "context_override", "forced_kernel", "kernel_override"]
 
 
 class NoKernelFoundError(RuntimeError):
@@ -24,33 +23,18 @@ _NONE: Mapping[tuple[str, str], str] = MappingProxyType({})
 _context_overrides: ContextVar[Mapping[tuple[str, str], str]] = ContextVar("tokenspeed_kernel_overrides", default=_NONE)
 
 
-class _OpenContexts:
-    """How many override contexts are open anywhere: while there is none, a slot call need not ask for its own."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-open_contexts = _OpenContexts()
-_contexts_lock = threading.Lock()
-
-
 @contextmanager
 def kernel_override(family: str, mode: str, kernel_name: str) -> Generator[None, None, None]:
     """Run the kernel or solution called ``kernel_name`` for ``(family, mode)`` inside the context.
 
     It holds for the current thread and task alone; leaving restores what held before, also after an exception.
     """
-    with _contexts_lock:
-        open_contexts.count += 1
+    epoch.open_context()
     token = _context_overrides.set({**_context_overrides.get(), (family, mode): kernel_name})
     try:
         yield
     finally:
-        with _contexts_lock:
-            open_contexts.count -= 1
+        epoch.close_context()
         with suppress(ValueError):  # left in another context than entered in, as by a finaliser: nothing is set there
             _context_overrides.reset(token)
 

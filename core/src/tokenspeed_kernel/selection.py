@@ -20,7 +20,6 @@ from tokenspeed_kernel.overrides import (
     context_override,
     forced_kernel,
     kernel_override,
-    open_contexts,
 )
 from tokenspeed_kernel.platform import Platform, PlatformInfo
 from tokenspeed_kernel.policy import (
@@ -100,7 +99,7 @@ def decide(registry: KernelRegistry, request: Request) -> Decision:
     return Decision(
         request=request,
         ranked=tuple(_rank(accepted, request)),
-        others=tuple(_rank(others, request)),
+        others=tuple(sorted(others, key=lambda r: (r.spec.priority, r.order), reverse=True)),
         refused=tuple(refused),
     )
 
@@ -229,7 +228,7 @@ def select_kernel(
     if made != _epoch.value:
         found = operator.current()
     key: object = None
-    if not (settings.is_set(operator.variable) or open_contexts.count):
+    if not (settings.is_set(operator.variable) or _epoch.contexts):
         key = _key(format_signature, features, platform, traits, solution, override)
         try:
             return found[key]

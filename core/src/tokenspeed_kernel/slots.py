@@ -48,7 +48,7 @@ class Slot(Dispatch):
     def implementations(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """Yield ``(solution, implementation)`` of every eligible kernel, the first choice first."""
         plan = self._current_plan()
-        for candidate in plan.candidates:
+        for candidate in plan:
             if candidate.ready or self._prepare(plan, candidate):
                 yield candidate.registration.spec.solution, candidate.call
 
