@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tokenspeed_kernel.dispatch import handles, value_of
+from tokenspeed_kernel.counts import value_of
+from tokenspeed_kernel.dispatch import handles
 from tokenspeed_kernel.references import contracts, registry_with_references
 from tokenspeed_kernel.slots import Slot, slot
 

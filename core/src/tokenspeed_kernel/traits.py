@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenspeed_kernel.registry import KernelSpec
+    from tokenspeed_kernel.spec import KernelSpec
 
 __all__ = ["checked_traits", "spec_matches_traits", "trait_mismatch"]
 
