@@ -22,17 +22,20 @@ SCHEMA = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 1 if a plugin failed or the one asked for is unknown."""
+    """Run the command line and return its exit code: 1 if something is wrong, or the plugin asked for is unknown."""
     parser = argparse.ArgumentParser(prog="python -m tokenspeed_kernel.plugins", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="list every installed plugin with its state")
     info = commands.add_parser("info", help="show one plugin and its kernels")
     info.add_argument("name", help="the plugin's entry-point name, or name@distribution")
+    commands.add_parser("doctor", help="say what is wrong with this installation")
     for command in (listing, info):
         command.add_argument("--json", action="store_true", help="print a JSON document instead")
     options = parser.parse_args(arguments)
     with contextlib.redirect_stdout(sys.stderr):  # what plugins print is no part of the answer
         discover_plugins()
+    if options.command == "doctor":
+        return _doctor()
     records = plugin_records()
     if options.command == "info":
         wanted = normal(options.name)
@@ -50,6 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_record(record)
     unknown = options.command == "info" and not records
     return 1 if unknown or any(record.state == "failed" for record in records) else 0
+
+
+def _doctor() -> int:
+    from tokenspeed_kernel.plugins.doctor import findings
+
+    found = list(findings())
+    print(*found or ["Nothing is wrong."], sep="\n")
+    return 1 if found else 0
 
 
 def _print_list(records: list[PluginRecord]) -> None:
