@@ -16,6 +16,8 @@ def supports(x: torch.Tensor, scale: torch.Tensor | float) -> Literal[True] | st
         return f"x is {x.dtype}, the kernel serves float32, float16 and bfloat16"
     if not isinstance(scale, torch.Tensor) or scale.device != x.device:
         return "scale must be a tensor on the device of x"
+    if not scale.is_floating_point():
+        return f"scale is {scale.dtype}, not floating point"
     if scale.numel() != 1:
         return f"scale has {scale.numel()} elements, the kernel serves one per tensor"
     if torch.jit.is_tracing() or torch.compiler.is_compiling():

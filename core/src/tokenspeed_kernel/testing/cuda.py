@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a GPU shows: graphs, streams, other devices, more elements than 32 bits count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.testing import elsewhere
+from tokenspeed_kernel.testing.checks import Check, each, raised, short
+from tokenspeed_kernel.testing.grid import Call, Case
+from tokenspeed_kernel.testing.report import NotExamined
+from tokenspeed_kernel.testing.subject import Declined, Subject
+
+__all__ = ["CHECKS", "capture_and_replay", "index_width"]
+
+_PAST_INT32 = 2**31 + 4097
+
+
+def _on_gpu(subject: Subject) -> None:
+    if not torch.cuda.is_available():
+        raise NotExamined("no CUDA device")
+    if subject.device != "cuda":
+        raise NotExamined("the kernel serves nothing on CUDA")
+
+
+def _some(subject: Subject) -> list[tuple[Case, Call]]:
+    found: dict[str, tuple[Case, Call]] = {}
+    for case, call in subject.accepted("dtypes", "channels", "options"):
+        if call.args[0].numel() > 1 and call.args[0].dtype != torch.float64:
+            found.setdefault(case.group, (case, call))
+    return list(found.values())
+
+
+def cuda_graph(subject: Subject) -> list[str]:
+    """A captured call computes anew from what its inputs hold at the replay. Runs in a process of its own."""
+    _on_gpu(subject)  # a failed capture leaves torch's generator unusable for the rest of its process
+    return elsewhere.ask(subject, "capture")
+
+
+def capture_and_replay(subject: Subject) -> list[str]:
+    """Capture calls in CUDA graphs and replay them on new data, in this process."""
+    findings: list[str] = []
+    replayed = 0
+    for case, call in _some(subject):
+        other = Call(tuple(_changed(value) for value in call.args), call.kwargs)
+        expected = subject.expected(other)
+        with torch.cuda.stream(torch.cuda.Stream()):  # what a kernel does once, it may do before the capture
+            subject.run(call)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        result: object = None
+        try:
+            with torch.cuda.graph(graph):
+                if subject.verdict(call) is True:
+                    result = subject.run(call)
+        except Declined:
+            continue
+        except Exception as error:  # noqa: BLE001 -- whatever a capture makes of a third party's kernel
+            return [*findings, f"{case.name}: the capture {raised(error)}"]
+        if result is None:
+            continue
+        replayed += 1
+        for value, new in zip(call.args, other.args, strict=True):
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                value.copy_(new)
+        graph.replay()
+        torch.cuda.synchronize()
+        if found := subject.fault(result, call, expected):
+            findings.append(f"{case.name}: after the replay on new data: {found}")
+    if not replayed:
+        raise NotExamined("declines each call under capture")
+    return short(findings)
+
+
+def _changed(value: Any) -> Any:
+    if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        return value
+    return value.flip(0).contiguous() * 0.75 if value.dim() else value * 0.75
+
+
+def other_stream(subject: Subject) -> list[str]:
+    """On a stream that is not the default one, a late producer is waited for."""
+    _on_gpu(subject)
+
+    def look(_: Case, call: Call) -> str | None:
+        expected = subject.expected(call)
+        late = torch.zeros_like(call.args[0])
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            late.copy_(call.args[0])
+            result = subject.run(Call((late, *call.args[1:]), call.kwargs))
+        stream.synchronize()
+        return subject.fault(result, call, expected)
+
+    return each(_some(subject), look)
+
+
+def other_device(subject: Subject) -> list[str]:
+    """On a device that is not the current one, the result lies there and is right, and the current one stays."""
+    _on_gpu(subject)
+    if torch.cuda.device_count() < 2:
+        raise NotExamined("needs two GPUs")
+
+    def look(case: Case, _: Call) -> str | None:
+        call = case.build("cuda:1")
+        with torch.cuda.device(0):
+            if subject.verdict(call) is not True:
+                raise Declined
+            found = subject.fault(subject.run(call), call)
+            current = torch.cuda.current_device()
+        return found if current == 0 else f"left device {current} current"
+
+    return each(_some(subject), look)
+
+
+def index_past_int32(subject: Subject) -> list[str]:
+    """With more elements than a 32-bit index counts, the last ones are right."""
+    _on_gpu(subject)
+    if subject.slot_name != "fake_quant_fp8":
+        raise NotExamined("the slot has no call of that size")
+    free, _ = torch.cuda.mem_get_info()
+    if free < 12 * _PAST_INT32:
+        raise NotExamined(f"needs {12 * _PAST_INT32 >> 30} GiB of free GPU memory")
+    try:
+        return index_width(subject, _PAST_INT32)
+    except torch.OutOfMemoryError as error:
+        raise NotExamined(f"out of memory: {error}") from None
+    finally:
+        torch.cuda.empty_cache()
+
+
+def index_width(subject: Subject, elements: int) -> list[str]:
+    """Quantize ``elements`` of bfloat16 and look at both ends and the middle."""
+    x = torch.full((elements,), 3.3, device=subject.device, dtype=torch.bfloat16)
+    x[-3:] = torch.tensor([17.0, -500.0, 0.01])
+    x[:3] = torch.tensor([-19.0, 400.0, 0.02])
+    scale = torch.ones((), device=subject.device)
+    if (verdict := subject.verdict(Call((x, scale)))) is not True:
+        raise NotExamined(f"declines: {verdict}")
+    result = subject.run(Call((x, scale)))
+    findings = []
+    for name, part in {
+        "the first": slice(0, 5000),
+        "the middle": slice(elements - 9000, elements - 5000),
+        "the last": slice(elements - 5000, elements),
+    }.items():
+        if found := subject.fault(result[part], Call((x[part], scale))):
+            findings.append(f"{name} of {elements} elements: {found}")
+    return findings
+
+
+CHECKS: dict[str, Check] = {
+    "cuda_graph": cuda_graph,
+    "other_stream": other_stream,
+    "other_device": other_device,
+    "index_past_int32": index_past_int32,
+}
+"""By name, in the order in which they run."""
