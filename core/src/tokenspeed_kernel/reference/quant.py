@@ -70,7 +70,9 @@ class _StraightThroughFp8(torch.autograd.Function):
 def _fp8_value(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     step = scale.clamp(min=_SCALE_FLOOR)
     code = (x.to(step.dtype) / step).clamp(-_E4M3_MAX, _E4M3_MAX)
-    return (_round_to_e4m3(code) * step).to(x.dtype)
+    value = _round_to_e4m3(code) * step
+    # Not `.to` alone: where it changes nothing, Dynamo of torch 2.11 loses the gradient of the autograd function.
+    return value if value.dtype == x.dtype else value.to(x.dtype)
 
 
 def _round_to_e4m3(code: torch.Tensor) -> torch.Tensor:
