@@ -49,7 +49,7 @@ def make_wheel(tmp_path: Path) -> Callable[..., Path]:
             name = {name!r}
             version = "0.5"
             [project.entry-points."tokenspeed_kernel.plugins"]
-            {"; ".join(lines) if len(lines) == 1 else chr(10).join(lines)}
+            {chr(10).join(lines)}
             [tool.hatch.build.targets.wheel]
             only-include = ["{module}.py"]
         """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tokenspeed_kernel import adopt, discover_plugins, freeze, refresh, slot, thaw
+from tokenspeed_kernel import SlotContract, adopt, declare_slot, discover_plugins, freeze, refresh, slot, thaw
 from tokenspeed_kernel.platform import Platform, PlatformInfo
 from tokenspeed_kernel.registry import KernelRegistry
 from tokenspeed_kernel.selection import SelectionOracle, kernel_override, register_oracle
@@ -61,6 +61,16 @@ def test_after_it_nothing_registers_and_nothing_goes(kernel: Kernel, declare: De
     kernel("b", priority=12)
     assert handle(1) == "b"
     assert freeze().digest != plan.digest
+
+
+def test_a_frozen_plan_takes_no_new_slot(declare: Declare) -> None:
+    """Declaring a slot is refused at once, and a slot that is there goes on; the same contract again is no change."""
+    handle = declare()
+    freeze()
+    with pytest.raises(RuntimeError, match=r"'late' cannot be declared.*thaw\(\)"):
+        declare_slot(SlotContract(name="late", family="quant", mode="late", reference=print))
+    assert declare_slot(handle.contract) is handle
+    assert handle(1) == "reference"
 
 
 def test_settings_contexts_and_oracles_do_not_move_a_frozen_slot(

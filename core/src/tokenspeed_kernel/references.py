@@ -47,6 +47,7 @@ def declare_contract(contract: SlotContract) -> None:
 
     Raises:
         ValueError: a slot of that name or operator is declared with another contract.
+        RuntimeError: the plan is frozen, and the slot is new.
     """
     global _complete  # noqa: PLW0603 -- which registry has the references is a fact of the process
     with _lock:
@@ -54,6 +55,8 @@ def declare_contract(contract: SlotContract) -> None:
             same_operator = (other.family, other.mode) == (contract.family, contract.mode)
             if (other.name == contract.name or same_operator) and other != contract:
                 raise ValueError(f"slot {contract.name!r} cannot be declared: it is at odds with {other!r}")
+        if contract.name not in contracts:
+            KernelRegistry.get().require_thawed(f"slot {contract.name!r} cannot be declared")
         contracts.setdefault(contract.name, contract)
         _complete = None
 

@@ -132,7 +132,7 @@ class KernelRegistry:
     def restore(self, registration: Registration) -> None:
         """Add a registration as the newest one; see :meth:`register`."""
         with self._lock:
-            self._require_thawed(f"kernel {registration.spec.name!r} cannot be registered")
+            self.require_thawed(f"kernel {registration.spec.name!r} cannot be registered")
             self._order += 1
             new = replace(registration, order=self._order)
             stack = self._by_name.get(new.spec.name, ())
@@ -147,11 +147,12 @@ class KernelRegistry:
         gone = set(gone)
         with self._lock:
             if gone:
-                self._require_thawed("no kernel can be withdrawn")
+                self.require_thawed("no kernel can be withdrawn")
             for name in {registration.spec.name for registration in gone}:
                 self._replace(name, tuple(r for r in self._by_name.get(name, ()) if r not in gone))
 
-    def _require_thawed(self, what: str) -> None:
+    def require_thawed(self, what: str) -> None:
+        """Raise RuntimeError, which says ``what`` cannot be done, while the plan is frozen."""
         if self.frozen is not None:
             raise RuntimeError(f"{what}: the plan is frozen; call thaw() first, and freeze() again afterwards")
 
