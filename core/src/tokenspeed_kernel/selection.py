@@ -15,12 +15,7 @@ from typing import Any
 from tokenspeed_kernel import epoch, settings
 from tokenspeed_kernel.explanation import Explanation
 from tokenspeed_kernel.notices import describe, warn
-from tokenspeed_kernel.overrides import (
-    NoKernelFoundError,
-    context_override,
-    forced_kernel,
-    kernel_override,
-)
+from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel, kernel_override
 from tokenspeed_kernel.platform import Platform, PlatformInfo
 from tokenspeed_kernel.policy import (
     AutotuneParams,
@@ -307,9 +302,8 @@ def _first_buildable(registry: KernelRegistry, request: Request) -> SelectedKern
             loaded = load_or_trip(registry, registration)
             if loaded is not None:
                 return SelectedKernel(registration.spec.name, loaded[0])
-    explanation = _explanation(
-        registry, decide(registry, request)
-    )  # decided anew: an import that failed has a reason now
+    # Decided anew: an import that failed just now has a reason.
+    explanation = _explanation(registry, decide(registry, request))
     raise NoKernelFoundError(f"no kernel for {_subject(request)} can run\n{explanation}")
 
 
