@@ -136,6 +136,28 @@ def test_trace_records_portable_math(triple: Any) -> None:
     torch.testing.assert_close(traced(x), module(x))
 
 
+TORCH_COMES_LATER = """
+from tokenspeed_kernel import SlotContract, declare_slot
+from tokenspeed_kernel.registry import register_kernel
+
+handle = declare_slot(SlotContract(name="op", family="quant", mode="op", reference=lambda x: x + x + x))
+register_kernel("quant", "op", name="opaque", solution="s", signatures=())(lambda x: x.mul(3))
+handle.resolve()  # registers the references, which makes the choice stale at once
+handle.resolve()
+
+import torch
+
+traced = torch.jit.trace(lambda x: handle(x), (torch.ones(2),))
+print("aten::add" in str(traced.graph), "aten::mul" in str(traced.graph))
+"""
+
+
+def test_a_trace_is_noticed_if_torch_came_after_the_first_choice(python: Callable[..., Any]) -> None:
+    """A slot that chose its kernel before the process imported torch still records portable math."""
+    done = python(TORCH_COMES_LATER)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
 @pytest.mark.parametrize("dynamo", [False, True])
 def test_onnx_records_portable_math(triple: Any, dynamo: bool) -> None:
     """Both ONNX exporters hold standard operators only, and after an export that fails the kernel runs all the same."""

@@ -15,9 +15,14 @@ __all__ = ["bind", "captures_cuda_graph", "dynamo_capture", "is_exporting_or_tra
 
 
 def _ask_torch() -> bool:
-    """Return whether Dynamo is tracing, before :func:`bind` has found torch."""
+    """Return whether Dynamo is tracing, until :func:`bind` has found torch; outside a trace, let it look."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)  # another thread may be importing torch right now
-    return compiler is not None and bool(compiler.is_dynamo_compiling())
+    if compiler is None:
+        return False
+    if compiler.is_dynamo_compiling():
+        return True
+    bind()
+    return False
 
 
 class _Watch:

@@ -111,12 +111,14 @@ class Dispatch:
             NoKernelFoundError: an override forces a kernel that cannot serve this call.
             Exception: whatever every candidate raised, the reference last; out-of-memory errors at once.
         """
-        if _watch.is_dynamo_compiling():
+        is_dynamo_compiling = _watch.is_dynamo_compiling  # in one line with the call, Python looks it up as a method
+        if is_dynamo_compiling():
             return self._traced_call(args, kwargs)
         plan = self._plan
         if plan.epoch != _epoch.settled:
             plan = self._current_plan()
-        if _watch.is_tracing() or _watch.compiler._is_exporting_flag:
+        is_tracing = _watch.is_tracing
+        if is_tracing() or _watch.compiler._is_exporting_flag:
             return self._captured_call(plan, args, kwargs)
         failures: list[tuple[_Candidate, Exception]] | None = None
         candidate = plan.first
