@@ -28,6 +28,16 @@ from tokenspeed_kernel import (
 from tokenspeed_kernel.registry import KernelRegistry
 
 Said = Callable[..., list[str]]
+FAKE_QUANT = [
+    "fake_quant_fp8",
+    "fake_quant_int8_affine",
+    "fake_quant_int8_per_channel",
+    "fake_quant_int_grouped",
+    "fake_quant_mxfp4_dynamic",
+    "fake_quant_mxfp4_weight",
+    "fake_quant_nvfp4_dynamic",
+    "fake_quant_nvfp4_weight",
+]
 DOUBLE = SlotContract(name="double", family="math", mode="double", reference=lambda x: ("reference", x))
 
 
@@ -39,7 +49,7 @@ def test_built_in_slots_have_their_operators() -> None:
     """The slots of this version, their operators, and which of them have a reference."""
     actual = {c.name: (c.family, c.mode, c.reference is not None) for c in references.contracts.values()}
     assert actual == {
-        "fake_quant_fp8": ("quant", "fake_quant_fp8", True),
+        **{name: ("quant", name, True) for name in FAKE_QUANT},
         "ms_deform_attn": ("attention", "ms_deform_attn", False),
         "sdpa": ("attention", "sdpa", False),
     }
@@ -57,7 +67,9 @@ def test_unknown_slot_is_an_error_that_helps(name: str, hint: str) -> None:
     with pytest.raises(LookupError) as caught:
         slot(name)
     message = str(caught.value)
-    assert [part for part in (repr(name), "fake_quant_fp8, ms_deform_attn, sdpa", hint) if part not in message] == []
+    assert [
+        part for part in (repr(name), ", ".join([*FAKE_QUANT, "ms_deform_attn", "sdpa"]), hint) if part not in message
+    ] == []
 
 
 def test_newest_registration_wins() -> None:
@@ -88,7 +100,8 @@ def test_active_names_the_first_solution() -> None:
     declare_slot(DOUBLE)
     register("sdpa", _answer("mine"), name="mine")
     unregister("fake_quant_fp8", "reference")
-    expected = {"double": "reference", "sdpa": "mine", "ms_deform_attn": "unavailable", "fake_quant_fp8": "unavailable"}
+    expected = {"double": "reference", "sdpa": "mine", "ms_deform_attn": "unavailable"}
+    expected |= dict.fromkeys(FAKE_QUANT, "reference") | {"fake_quant_fp8": "unavailable"}
     assert active() == expected
 
 

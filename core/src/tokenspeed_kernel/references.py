@@ -10,13 +10,27 @@ from tokenspeed_kernel.registry import KernelRegistry, KernelSpec, registering_o
 
 __all__ = ["contracts", "declare_contract", "registry_with_references"]
 
+_QUANT = {
+    "fake_quant_fp8": "(x, scale): x on the E4M3 grid of scale",
+    "fake_quant_int8_per_channel": "(weight, ch_axis=0, scale=None): weight on the int8 grid of each channel",
+    "fake_quant_int8_affine": "(x, lo, hi, scalars=False): x on the int8 grid from lo to hi",
+    "fake_quant_int_grouped": "(weight, bits, group_size, scale=None): weight as integers, a scale per group of a row",
+    "fake_quant_nvfp4_weight": "(weight, tensor_amax): weight as E2M1, an E4M3 scale per 16, one scale per tensor",
+    "fake_quant_nvfp4_dynamic": "(x): the same under the largest magnitude of x",
+    "fake_quant_mxfp4_weight": "(weight): weight as E2M1, a power of two per 32",
+    "fake_quant_mxfp4_dynamic": "(x): x as E2M1, a power of two per 32",
+}
+
 BUILT_IN = (
-    SlotContract(
-        name="fake_quant_fp8",
-        family="quant",
-        mode="fake_quant_fp8",
-        summary="fake_quant_fp8(x, scale): x on the E4M3 grid of scale",
-        reference="tokenspeed_kernel.reference.quant:fake_quant_fp8",
+    *(
+        SlotContract(
+            name=name,
+            family="quant",
+            mode=name,
+            summary=f"{name}{summary}",
+            reference=f"tokenspeed_kernel.reference.quant:{name}",
+        )
+        for name, summary in _QUANT.items()
     ),
     SlotContract(
         name="ms_deform_attn",
