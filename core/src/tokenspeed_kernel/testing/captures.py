@@ -31,13 +31,15 @@ class _Module(torch.nn.Module):
     def __init__(self, host: Callable[..., torch.Tensor], call: Call) -> None:
         super().__init__()
         self.host = host
-        self.others = tuple(None if isinstance(value, torch.Tensor) else value for value in call.args)
+        self.others = tuple(
+            (isinstance(v, torch.Tensor), None if isinstance(v, torch.Tensor) else v) for v in call.args
+        )
         self.options = call.kwargs
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Return what the slot returns."""
         rest = iter(tensors)
-        return self.host(*(next(rest) if value is None else value for value in self.others), **self.options)
+        return self.host(*(next(rest) if is_input else value for is_input, value in self.others), **self.options)
 
 
 def _tensors(call: Call) -> tuple[torch.Tensor, ...]:

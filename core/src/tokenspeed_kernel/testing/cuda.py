@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,19 @@ from tokenspeed_kernel.testing.subject import Declined, Subject
 __all__ = ["CHECKS", "capture_and_replay", "index_width"]
 
 _PAST_INT32 = 2**31 + 4097
+_WIDTH = 4096  # of a row: whole blocks and groups of every slot
+_LARGEST = 500.0
+_ARGUMENTS_OF_LARGE: Mapping[str, tuple[float, ...]] = {
+    "fake_quant_fp8": (1.0,),
+    "fake_quant_int8_affine": (-128.0, 127.0),
+    "fake_quant_int8_per_channel": (),
+    "fake_quant_int_grouped": (4, 128),
+    "fake_quant_mxfp4_dynamic": (),
+    "fake_quant_mxfp4_weight": (),
+    "fake_quant_nvfp4_dynamic": (),
+    "fake_quant_nvfp4_weight": (_LARGEST,),
+}
+"""What follows the tensor in a call of more elements than 32 bits count; floating numbers are given as tensors."""
 
 
 def _on_gpu(subject: Subject) -> None:
@@ -120,7 +134,7 @@ def other_device(subject: Subject) -> list[str]:
 def index_past_int32(subject: Subject) -> list[str]:
     """With more elements than a 32-bit index counts, the last ones are right."""
     _on_gpu(subject)
-    if subject.slot_name != "fake_quant_fp8":
+    if subject.slot_name not in _ARGUMENTS_OF_LARGE:
         raise NotExamined("the slot has no call of that size")
     free, _ = torch.cuda.mem_get_info()
     if free < 12 * _PAST_INT32:
@@ -134,22 +148,25 @@ def index_past_int32(subject: Subject) -> list[str]:
 
 
 def index_width(subject: Subject, elements: int) -> list[str]:
-    """Quantize ``elements`` of bfloat16 and look at both ends and the middle."""
-    x = torch.full((elements,), 3.3, device=subject.device, dtype=torch.bfloat16)
-    x[-3:] = torch.tensor([17.0, -500.0, 0.01])
-    x[:3] = torch.tensor([-19.0, 400.0, 0.02])
-    scale = torch.ones((), device=subject.device)
-    if (verdict := subject.verdict(Call((x, scale)))) is not True:
+    """Quantize rows of bfloat16, ``elements`` less a part of a row, and look at both ends and the middle."""
+    rows = elements // _WIDTH
+    x = torch.full((rows, _WIDTH), 3.3, device=subject.device, dtype=torch.bfloat16)
+    ramp = torch.linspace(-_LARGEST, 400.0, _WIDTH)
+    looked_at = {"the first": 0, "the middle": rows // 2, "the last": rows - 1}
+    for shift, row in enumerate(looked_at.values()):
+        x[row] = ramp.roll(1000 * shift)  # each with the tensor's maximum in it: alone it has the same scales
+    numbers = _ARGUMENTS_OF_LARGE[subject.slot_name]
+    others = tuple(torch.tensor(n, device=subject.device) if isinstance(n, float) else n for n in numbers)
+    if (verdict := subject.verdict(Call((x, *others)))) is not True:
         raise NotExamined(f"declines: {verdict}")
-    result = subject.run(Call((x, scale)))
+    result = subject.run(Call((x, *others)))
+    if getattr(result, "shape", None) != x.shape:
+        return [f"returned {result!r:.80} instead of a tensor of shape {tuple(x.shape)}"]
     findings = []
-    for name, part in {
-        "the first": slice(0, 5000),
-        "the middle": slice(elements - 9000, elements - 5000),
-        "the last": slice(elements - 5000, elements),
-    }.items():
-        if found := subject.fault(result[part], Call((x[part], scale))):
-            findings.append(f"{name} of {elements} elements: {found}")
+    for name, row in looked_at.items():
+        part = slice(row, row + 1)
+        if found := subject.fault(result[part], Call((x[part], *others))):
+            findings.append(f"{name} of {rows} rows of {_WIDTH} elements: {found}")
     return findings
 
 

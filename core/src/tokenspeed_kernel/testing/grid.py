@@ -23,8 +23,8 @@ GROUPS: Mapping[str, str] = {
     "nonfinite": "NaN and infinities",
     "tiny": "zeros of both signs, subnormal numbers",
     "scales": "magnitudes from 1e-30 to 1e30",
-    "channels": "a scale for each channel of each axis",
-    "options": "masks, causality, heads, levels: the other arguments",
+    "channels": "a scale for each channel of each axis, or each group",
+    "options": "masks, causality, heads, levels, ranges, bits: the other arguments",
 }
 """The groups of cases, each a check of its own, with what they hold."""
 
@@ -64,6 +64,13 @@ class Case:
 
 _GRIDS: Mapping[str, str] = {
     "fake_quant_fp8": "tokenspeed_kernel.testing.grid_quant",
+    "fake_quant_int8_affine": "tokenspeed_kernel.testing.grid_integer",
+    "fake_quant_int8_per_channel": "tokenspeed_kernel.testing.grid_integer",
+    "fake_quant_int_grouped": "tokenspeed_kernel.testing.grid_integer",
+    "fake_quant_mxfp4_dynamic": "tokenspeed_kernel.testing.grid_block",
+    "fake_quant_mxfp4_weight": "tokenspeed_kernel.testing.grid_block",
+    "fake_quant_nvfp4_dynamic": "tokenspeed_kernel.testing.grid_block",
+    "fake_quant_nvfp4_weight": "tokenspeed_kernel.testing.grid_block",
     "ms_deform_attn": "tokenspeed_kernel.testing.grid_attention",
     "sdpa": "tokenspeed_kernel.testing.grid_attention",
 }

@@ -40,9 +40,39 @@ def _nan_swallowed(call: _Kernel, *args: Any, **kwargs: Any) -> Any:
     return torch.nan_to_num(call(*args, **kwargs), nan=0.0, posinf=math.inf, neginf=-math.inf)
 
 
-def _other_axis(call: _Kernel, x: torch.Tensor, scale: Any) -> Any:
+def _scale_of_columns(call: _Kernel, x: torch.Tensor, scale: Any) -> Any:
     is_square = x.dim() == 2 and x.shape[0] == x.shape[1] and isinstance(scale, torch.Tensor) and scale.dim() == 2
     return call(x, scale.t() if is_square else scale)
+
+
+def _channels_of_columns(call: _Kernel, weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Any:
+    if weight.dim() != 2 or weight.shape[0] != weight.shape[1]:
+        return call(weight, ch_axis, scale)
+    return call(weight.t().contiguous(), ch_axis, scale).t()
+
+
+def _group_scales_of_columns(
+    call: _Kernel, weight: torch.Tensor, bits: int, group_size: int, scale: torch.Tensor | None = None
+) -> Any:
+    is_square = scale is not None and scale.dim() == 2 and scale.shape[0] == scale.shape[1]
+    return call(weight, bits, group_size, scale.t().contiguous() if scale is not None and is_square else scale)
+
+
+def _blocks_shifted(call: _Kernel, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return call(x.roll(1, -1), *args, **kwargs).roll(-1, -1)
+
+
+def _maximum_of_a_half(call: _Kernel, x: torch.Tensor) -> Any:
+    halves = [half for half in x.tensor_split(2) if half.numel()]
+    return torch.cat([call(half) for half in halves]) if len(halves) > 1 else call(x)
+
+
+def _maximum_not_the_given(call: _Kernel, weight: torch.Tensor, tensor_amax: Any) -> Any:
+    return call(weight, weight.detach().abs().amax().float())
+
+
+def _range_mirrored(call: _Kernel, x: torch.Tensor, lo: Any, hi: Any, scalars: bool = False) -> Any:
+    return call(x, -hi, -lo, scalars)
 
 
 def _gradient_off(call: _Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -52,6 +82,11 @@ def _gradient_off(call: _Kernel, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _gradient_unmasked(call: _Kernel, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    result = call(x, *args, **kwargs)
+    return result.detach() + (x - x.detach()) if result.requires_grad else result
+
+
 def _input_overwritten(call: _Kernel, *args: Any, **kwargs: Any) -> Any:
     result, first = call(*args, **kwargs), args[0].detach()
     if first.numel():
@@ -59,21 +94,54 @@ def _input_overwritten(call: _Kernel, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-_MUTANTS: dict[str, tuple[Callable[..., Any], str, Check]] = {
-    "a value off by 6 %": (_largest_off, "parity_shapes", partial(checks.parity, group="shapes")),
+_Mutant = tuple[Callable[..., Any], str, Check]
+
+
+def _in_parity(change: Callable[..., Any], group: str) -> _Mutant:
+    return change, f"parity_{group}", partial(checks.parity, group=group)
+
+
+_UNMASKED: _Mutant = (_gradient_unmasked, "gradients", checks.gradients)
+_SHIFTED = _in_parity(_blocks_shifted, "shapes")
+
+_MUTANTS: dict[str, _Mutant] = {
+    "a value off by 6 %": _in_parity(_largest_off, "shapes"),
     "an element not written": (_last_unwritten, "outputs_written", checks.outputs_written),
-    "NaN swallowed": (_nan_swallowed, "parity_nonfinite", partial(checks.parity, group="nonfinite")),
+    "NaN swallowed": _in_parity(_nan_swallowed, "nonfinite"),
     "a gradient off by 6 %": (_gradient_off, "gradients", checks.gradients),
     "an input overwritten": (_input_overwritten, "inputs_unchanged", checks.inputs_unchanged),
 }
-_QUANT_MUTANTS: dict[str, tuple[Callable[..., Any], str, Check]] = {
-    "a scale on the other axis": (_other_axis, "parity_channels", partial(checks.parity, group="channels")),
+_MUTANTS_OF: dict[str, dict[str, _Mutant]] = {
+    "fake_quant_fp8": {"a scale on the other axis": _in_parity(_scale_of_columns, "channels")},
+    "fake_quant_int8_affine": {
+        "a range mirrored": _in_parity(_range_mirrored, "options"),
+        "a gradient without its mask": _UNMASKED,
+    },
+    "fake_quant_int8_per_channel": {
+        "channels on the other axis": _in_parity(_channels_of_columns, "channels"),
+        "a gradient without its mask": _UNMASKED,
+    },
+    "fake_quant_int_grouped": {
+        "groups shifted by one": _SHIFTED,
+        "scales on the other axis": _in_parity(_group_scales_of_columns, "channels"),
+    },
+    "fake_quant_mxfp4_dynamic": {"blocks shifted by one": _SHIFTED},
+    "fake_quant_mxfp4_weight": {"blocks shifted by one": _SHIFTED},
+    "fake_quant_nvfp4_dynamic": {
+        "blocks shifted by one": _SHIFTED,
+        "a maximum of half the tensor": _in_parity(_maximum_of_a_half, "shapes"),
+    },
+    "fake_quant_nvfp4_weight": {
+        "blocks shifted by one": _SHIFTED,
+        "a maximum that is not the given one": _in_parity(_maximum_not_the_given, "options"),
+    },
 }
+"""What only some slots can get wrong."""
 
 
 def catches_mutants(subject: Subject) -> list[str]:
     """Copies of the kernel, each with one fault put in, fail the check that is there for it."""
-    mutants = _MUTANTS | (_QUANT_MUTANTS if subject.yardstick.straight_through else {})
+    mutants = _MUTANTS | _MUTANTS_OF.get(subject.slot_name, {})
     findings, caught = [], []
     for fault, (change, name, check) in mutants.items():
         changed = replace(subject.registration, implementation=partial(change, subject.call))

@@ -116,14 +116,25 @@ def _tolerances(float32: float, float16: float, bfloat16: float) -> Mapping[torc
     return {torch.float32: float32, torch.float16: float16, torch.bfloat16: bfloat16, torch.float64: float32}
 
 
-YARDSTICKS: Mapping[str, Yardstick] = {
-    "fake_quant_fp8": Yardstick(
-        oracle=quant.fake_quant_fp8,
-        host=quant.fake_quant_fp8,
+def _same_bits_as(reference: Callable[..., torch.Tensor]) -> Yardstick:
+    return Yardstick(
+        oracle=reference,
+        host=reference,
         values=_tolerances(0.0, 0.0, 0.0),
         gradients=_tolerances(1e-6, 1e-6, 1e-6),
         straight_through=True,
-    ),
+    )
+
+
+YARDSTICKS: Mapping[str, Yardstick] = {
+    "fake_quant_fp8": _same_bits_as(quant.fake_quant_fp8),
+    "fake_quant_int8_affine": _same_bits_as(quant.fake_quant_int8_affine),
+    "fake_quant_int8_per_channel": _same_bits_as(quant.fake_quant_int8_per_channel),
+    "fake_quant_int_grouped": _same_bits_as(quant.fake_quant_int_grouped),
+    "fake_quant_mxfp4_dynamic": _same_bits_as(quant.fake_quant_mxfp4_dynamic),
+    "fake_quant_mxfp4_weight": _same_bits_as(quant.fake_quant_mxfp4_weight),
+    "fake_quant_nvfp4_dynamic": _same_bits_as(quant.fake_quant_nvfp4_dynamic),
+    "fake_quant_nvfp4_weight": _same_bits_as(quant.fake_quant_nvfp4_weight),
     "ms_deform_attn": Yardstick(
         oracle=_exact_ms_deform_attn,
         host=attention.ms_deform_attn,
