@@ -1,132 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fake_quant_fp8``: a value on the E4M3 grid of its scale, and the straight-through gradient."""
+"""``fake_quant_fp8``: values on the E4M3 grid of a scale that broadcasts, and the straight-through gradient."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
+
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
+from tokenspeed_kernel_triton_fake_quant.operands import as_operand, tiled, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.rounding import (
+    DIVIDES_BY_FMA,
+    divide,
+    divisor_parts,
+    is_divisor_plain,
+    lower,
+    quotient_by_parts,
+    round_to_e4m3,
+    with_sign_of,
+)
+from tokenspeed_kernel_triton_fake_quant.support import unfit
+from tokenspeed_kernel_triton_fake_quant.tiles import SIZES, has_rest, rest, row_of_tiles, tile
 
 __all__ = ["fake_quant_fp8", "supports"]
 
-_BLOCK = 1024  # elements per program
-_INT32_LIMIT = 2**31 - _BLOCK
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+@triton.jit
+def _write(x_ptr, y_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, IS_ONE: tl.constexpr):
+    x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0)
+    scale = tl.load(s_ptr + s_offsets, mask=s_mask, other=1.0)
+    tl.store(y_ptr + y_offsets, _quantized(x, scale, IS_ONE).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["numel", "channels", "inner"])  # a new shape must not compile anything
-def _fake_quant_fp8_kernel(
-    x_ptr, scale_ptr, y_ptr, numel, channels, inner, PER_CHANNEL: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr
-):
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
-    offs = pid * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < numel
-    if PER_CHANNEL:
-        scale = tl.load(scale_ptr + (offs // inner) % channels, mask=mask, other=1.0)
-    else:
-        scale = tl.load(scale_ptr)
-    # Maxima and clamps drop a NaN unless told otherwise; `/` is approximate, div_rn is IEEE division.
+@triton.jit
+def _quantized(x, scale, IS_ONE: tl.constexpr):
+    # Maxima drop a NaN unless told otherwise.
     step = tl.maximum(scale, 1e-12, propagate_nan=tl.PropagateNan.ALL)
-    x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    code = tl.clamp(tl.div_rn(x, step), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    # Adding 2**23 grid steps leaves no bits below the step, so the sum is rounded to the grid, ties to even; taking
-    # them away again is exact. The step is 2**(exponent - 3), and 2**-9 among the subnormals. Rounding in arithmetic
-    # rather than by a cast needs no FP8 unit, and the interpreter's cast is wrong where rounding carries.
-    bits = code.to(tl.int32, bitcast=True)
-    magnitude = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True)
-    exponent = tl.maximum((bits >> 23) & 0xFF, 127 - 6)
-    steps = ((exponent + 20) << 23).to(tl.float32, bitcast=True)
-    rounded = (magnitude + steps) - steps
-    signed = (rounded.to(tl.int32, bitcast=True) | (bits & -0x80000000)).to(tl.float32, bitcast=True)
-    tl.store(y_ptr + offs, (signed * step).to(y_ptr.dtype.element_ty), mask=mask)
+    x = x.to(tl.float32)
+    is_plain = False
+    if IS_ONE and DIVIDES_BY_FMA:
+        is_plain = is_divisor_plain(step, 20)
+    if is_plain:
+        high, rest = divisor_parts(step)
+        code = quotient_by_parts(lower(tl.abs(x), 448.0 * step), high, rest)
+    else:
+        code = tl.abs(divide(x, step, -448.0, 448.0))
+    return with_sign_of(round_to_e4m3(code), x) * step
 
 
-@triton_op("tokenspeed_triton::fake_quant_fp8", mutates_args=())
-def _fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor, channels: int, inner: int) -> torch.Tensor:
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["s_ptr"])
+def _fake_quant_fp8_kernel(
+    x_ptr, y_ptr, s_ptr,
+    rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
+    x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
+    s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
+    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    row_tile = row_of_tiles()
+    col_tile = tl.program_id(0)
+    IS_ONE: tl.constexpr = (ROWS == 1) & (not S_ALONG)  # scale of the tile
+    x_offsets, y_offsets, s_offsets, mask, s_mask = tile(
+        row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
+        LAYOUT, S_ALONG, ALIGNED, INT64, ROWS, COLS,
+    )  # fmt: skip
+    _write(x_ptr, y_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, IS_ONE)
+    if has_rest(row_tile, col_tile, cols, LAYOUT):
+        last, s_last, last_mask, s_last_mask = rest(cols, sc, S_ALONG, INT64)
+        _write(x_ptr, y_ptr, s_ptr, last, last, s_last, last_mask, s_last_mask, IS_ONE)
+
+
+_kernel = Kernel(_fake_quant_fp8_kernel)
+
+
+def _quantize(x: torch.Tensor, scale: torch.Tensor, start: Start) -> torch.Tensor:
     y = torch.empty_like(x)
-    numel = x.numel()
-    if numel:
-        with torch.cuda.device_of(x):  # Triton launches on the current device, whatever its arguments' is
-            wrap_triton(_fake_quant_fp8_kernel)[(triton.cdiv(numel, _BLOCK),)](
-                x_ptr=x,
-                scale_ptr=scale,
-                y_ptr=y,
-                numel=numel,
-                channels=channels,
-                inner=inner,
-                PER_CHANNEL=channels > 1,
-                INT64=numel > _INT32_LIMIT,
-                BLOCK=_BLOCK,
-            )
+    if x.numel():
+        tiling = tiled(x, y, scale)
+        if tiling is None:
+            return y.copy_(_quantize(x.contiguous(), scale.expand(x.shape).contiguous(), start))
+        start(_kernel, tiling.grid, (x, y, scale), tiling.sizes, tiling.constants, tiling.warps)
     return y
 
 
-def _backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-    return grad, None, None, None
+@triton_op("tokenspeed_triton::fake_quant_fp8", mutates_args=())
+def _op(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return _quantize(x, scale, Kernel.record)
 
 
-_fake_quant_fp8.register_autograd(_backward)
+_op.register_autograd(lambda ctx, grad: (grad, None))
+_eager = partial(_quantize, start=Kernel.launch)
 
 
-def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
     """Return ``x`` on the FP8 E4M3 grid of ``scale``, bit for bit as the reference does.
 
     Args:
-        x: float32, float16 or bfloat16, contiguous, on a GPU, any shape. Not written.
-        scale: step of the grid, in units of ``x``: one element, or one per channel of one axis in a shape that
-            broadcasts to that of ``x``; any floating dtype, on the same device.
+        x: float32, float16 or bfloat16 on a GPU, any shape and strides. Not written.
+        scale: step of the grid, in units of ``x``: a number, or a tensor on the same device that broadcasts to the
+            shape of ``x``.
 
     Returns:
-        A new tensor with the shape, strides and dtype of ``x``. Its gradient for ``x`` is the identity, ``scale`` has
-        none.
+        A new tensor with the shape, dtype and, for a dense ``x``, the strides of ``x``. Its gradient for ``x`` is the
+        identity (straight-through estimator), ``scale`` has none.
 
     Raises:
-        ValueError: :func:`supports` would have declined the arguments.
+        ValueError: ``scale`` does not broadcast to the shape of ``x``.
 
     Formula: OCP 8-bit Floating Point Specification (OFP8) 1.0, E4M3, with saturation.
     """
-    layout = _scale_layout(x, scale)
-    if isinstance(layout, str):
-        raise ValueError(f"fake_quant_fp8: {layout}")
-    channels, inner = layout
-    quantized: torch.Tensor = _fake_quant_fp8(x, scale.detach().float().reshape(-1), channels, inner)
-    return quantized
+    scale = as_operand("fake_quant_fp8", "scale", scale, x)
+    if not is_plain(x, scale):
+        quantized: torch.Tensor = _op(x, scale)
+        return quantized
+    return straight_through(_eager, x, scale)
 
 
 def supports(x: torch.Tensor, scale: torch.Tensor | float) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if not isinstance(scale, torch.Tensor):
-        return "scale is a number, the kernel takes a tensor"
-    if not x.is_cuda:
-        return f"x is on {x.device}, the kernel runs on CUDA devices"
-    if x.dtype not in _DTYPES:
-        return f"x is {x.dtype}, the kernel serves float32, float16 and bfloat16"
-    if scale.device != x.device:
-        return f"scale is on {scale.device}, x on {x.device}"
-    if not scale.is_floating_point():
-        return f"scale is {scale.dtype}, not floating point"
-    if not x.is_contiguous():
-        return f"x has strides {tuple(x.stride())}, the kernel serves contiguous tensors"
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
-        return "a functorch transform is active"
-    layout = _scale_layout(x, scale)
-    return layout if isinstance(layout, str) else True
-
-
-def _scale_layout(x: torch.Tensor, scale: torch.Tensor) -> tuple[int, int] | str:
-    """Return (channels, elements of ``x`` in a row that share a channel), or why ``scale`` has no such layout."""
-    if scale.numel() == 1:
-        return 1, 1
-    axes = [axis for axis, size in enumerate(scale.shape) if size != 1]
-    shape = x.shape[x.dim() - scale.dim() :] if scale.dim() <= x.dim() else ()
-    if len(axes) != 1 or not shape or scale.shape[axes[0]] != shape[axes[0]]:
-        return f"scale of shape {tuple(scale.shape)} is not one per tensor or channel of x of shape {tuple(x.shape)}"
-    inner = 1
-    for size in shape[axes[0] + 1 :]:
-        inner *= size
-    return scale.shape[axes[0]], inner
+    return unfit("x", x) or unfit_scale("scale", scale, x) or True

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Largest magnitudes, found on the device: of a tensor, or of each channel of one axis.
+
+NaN is ignored and Inf counts as the largest finite value. The programs meet in an atomic maximum, whose result does
+not depend on their order: magnitudes are ordered as their bits are, taken for integers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start
+from tokenspeed_kernel_triton_fake_quant.operands import tiled
+from tokenspeed_kernel_triton_fake_quant.rounding import largest
+from tokenspeed_kernel_triton_fake_quant.tiles import SIZES, has_rest, rest, row_of_tiles, tile
+
+__all__ = ["FINITE_MAX", "channel_amax", "tensor_amax"]
+
+FINITE_MAX = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+_WIDE = ((512, (1, 8192)), (64, (8, 512)), (0, (64, 16)))  # many elements between two atomics
+_TALL = ((64, (64, 128)), (0, (512, 16)))  # the same, for channels that run down the columns
+_PROGRAMS = 1056  # eight for each multiprocessor of an H100 or H200: each walks many tiles, and meets the others once
+
+
+@triton.jit(do_not_specialize=["tiles", *SIZES])
+def _tensor_amax_kernel(
+    x_ptr, s_ptr,
+    tiles: tl.int64,
+    rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
+    x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
+    s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
+    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, FINITE_MAX: tl.constexpr,
+):  # fmt: skip
+    so_far = tl.zeros((ROWS, COLS), tl.float32)
+    row_length = tl.cast(tl.cdiv(cols, COLS), tl.int32)  # in tiles
+    for number in range(tl.program_id(0), tl.cast(tiles, tl.int32), tl.num_programs(0)):
+        row_tile = 0 if LAYOUT == 1 else number // row_length
+        col_tile = number if LAYOUT == 1 else number % row_length
+        x_offsets, _, _, mask, _ = tile(
+            row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
+            LAYOUT, S_ALONG, ALIGNED, INT64, ROWS, COLS,
+        )  # fmt: skip
+        so_far = tl.maximum(
+            so_far, tl.abs(tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32))
+        )  # drops NaN
+    found = largest(tl.reshape(so_far, (ROWS * COLS,)), 0, FINITE_MAX)
+    if has_rest(0, tl.program_id(0), cols, LAYOUT):
+        last, _, last_mask, _ = rest(cols, sc, False, INT64)
+        some = tl.load(x_ptr + last, mask=last_mask, other=0.0).to(tl.float32)
+        found = tl.maximum(found, largest(tl.reshape(some, (16,)), 0, FINITE_MAX))
+    tl.atomic_max(s_ptr, found.to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _channel_amax_kernel(
+    x_ptr, s_ptr,
+    rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
+    x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
+    s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
+    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, FINITE_MAX: tl.constexpr,
+):  # fmt: skip
+    row_tile = row_of_tiles()
+    col_tile = tl.program_id(0)
+    x_offsets, _, s_offsets, mask, s_mask = tile(
+        row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
+        LAYOUT, S_ALONG, ALIGNED, INT64, ROWS, COLS,
+    )  # fmt: skip
+    _meet(x_ptr, s_ptr, x_offsets, s_offsets, mask, s_mask, S_ALONG, ROWS, FINITE_MAX)
+    if has_rest(row_tile, col_tile, cols, LAYOUT):
+        last, s_last, last_mask, s_last_mask = rest(cols, sc, S_ALONG, INT64)
+        _meet(x_ptr, s_ptr, last, s_last, last_mask, s_last_mask, S_ALONG, 1, FINITE_MAX)
+
+
+@triton.jit
+def _meet(
+    x_ptr, s_ptr, x_offsets, s_offsets, mask, s_mask,
+    S_ALONG: tl.constexpr, ROWS: tl.constexpr, FINITE_MAX: tl.constexpr,
+):  # fmt: skip
+    """Raise the maxima of the channels of a tile."""
+    x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32)
+    if S_ALONG:  # a channel runs down the columns
+        found = largest(x, 0, FINITE_MAX)
+        offsets = tl.max(tl.where(s_mask, s_offsets, -1), axis=0)  # the same all down, but where the tile has ended
+        is_there = offsets >= 0
+    elif ROWS == 1:
+        found = tl.max(largest(x, 1, FINITE_MAX), axis=0)
+        offsets = s_offsets
+        is_there = s_mask
+    else:
+        found = largest(x, 1, FINITE_MAX)
+        offsets = tl.reshape(s_offsets, (ROWS,))
+        is_there = tl.reshape(s_mask, (ROWS,))
+    tl.atomic_max(s_ptr + offsets, found.to(tl.int32, bitcast=True), mask=is_there, sem="relaxed")
+
+
+_tensor_kernel, _channel_kernel = Kernel(_tensor_amax_kernel), Kernel(_channel_amax_kernel)
+
+
+def tensor_amax(x: torch.Tensor, start: Start) -> torch.Tensor:
+    """Return the largest magnitude of ``x``, a 0-d float32 tensor."""
+    bits = torch.zeros((), dtype=torch.int32, device=x.device)
+    tiling = tiled(x, x, None, _WIDE)
+    if tiling is None:
+        return tensor_amax(x.contiguous(), start)
+    across, rows, more_rows = tiling.grid
+    tiles = across * rows * more_rows
+    constants = (*tiling.constants, FINITE_MAX[x.dtype])
+    start(_tensor_kernel, (min(tiles, _PROGRAMS), 1, 1), (x, bits), (tiles, *tiling.sizes), constants, tiling.warps)
+    return bits.view(torch.float32)
+
+
+def channel_amax(x: torch.Tensor, axis: int, start: Start) -> torch.Tensor:
+    """Return the largest magnitude of each channel of ``axis``, float32, in a shape that broadcasts to ``x``."""
+    bits = torch.zeros([n if i == axis else 1 for i, n in enumerate(x.shape)], dtype=torch.int32, device=x.device)
+    tiling = tiled(x, x, bits)
+    if tiling is None:
+        return channel_amax(x.contiguous(), axis, start)
+    if tiling.is_along:
+        tiling = tiled(x, x, bits, _TALL)
+    constants = (*tiling.constants, FINITE_MAX[x.dtype])
+    start(_channel_kernel, tiling.grid, (x, bits), tiling.sizes, constants, tiling.warps)
+    return bits.view(torch.float32)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ways to one Triton kernel: through ``torch.library`` where something watches, and straight where nothing does.
+
+An operator of ``torch.library`` is one node for ``torch.compile``, dispatch modes and functorch, but costs an eager
+call three times what the launch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.library import wrap_triton
+
+__all__ = ["Kernel", "Start", "is_plain", "straight_through"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_plain(*tensors: torch.Tensor) -> bool:
+    """Return whether a kernel may be launched on these tensors straight away, because nothing watches the call.
+
+    Not so while ``torch.compile`` traces; under a dispatch mode (fake tensors, a trace by ``make_fx``), a functorch
+    transform or forward-mode differentiation; for a subclass; or for a lazy negation, whose memory has the other sign.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or tensor.is_neg():
+            return False
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+    )
+
+
+class Kernel:
+    """A Triton kernel whose arguments are tensors, then sizes, then constants."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self._compiled: dict[tuple[object, ...], Any] = {}
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[int | float, ...],
+        constants: tuple[object, ...],
+        warps: int = 4,
+    ) -> None:
+        """Launch on the current stream of the first tensor's device, as compiled before if it was.
+
+        Numbers are not specialised, so what was compiled depends on the constants, on the dtype of the first tensor,
+        which with the constants determines the others', and on which tensors start at 16 bytes.
+        """
+        device = tensors[0].get_device()
+        if device < 0:  # Triton's interpreter takes tensors on the CPU, and the compiler says that it does not
+            self.function[grid](*tensors, *numbers, *constants)
+            return None
+        if device != torch._C._cuda_getDevice():  # Triton launches on the current device, whatever its arguments' is
+            with torch.cuda.device(device):
+                return self.launch(grid, tensors, numbers, constants, warps)
+        starts = 0
+        for tensor in tensors:
+            starts |= tensor.data_ptr()
+        aligned: object = True if starts & 15 == 0 else tuple(tensor.data_ptr() & 15 == 0 for tensor in tensors)
+        key = (constants, warps, device, tensors[0].dtype, aligned)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = self.function[grid](*tensors, *numbers, *constants, num_warps=warps)
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            compiled[grid](*tensors, *numbers, *constants, stream=stream)
+        return None
+
+    def record(
+        self,
+        grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[int | float, ...],
+        constants: tuple[object, ...],
+        warps: int = 4,
+    ) -> None:
+        """Do the same inside an operator of ``torch.library``, so that a compiler sees the kernel."""
+        with torch.cuda.device_of(tensors[0]):
+            wrap_triton(self.function)[grid](*tensors, *numbers, *constants, num_warps=warps)
+
+
+Start = Callable[..., None]
+"""``Kernel.launch`` or ``Kernel.record``: what a quantizing function starts its kernels with."""
+
+
+def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:
+    """Return ``function(x, *rest)``, whose gradient for ``x`` is to be the cotangent; ``rest`` gets none."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return function(x, *rest)
+    quantized: torch.Tensor = _StraightThrough.apply(function, x, *rest)
+    return quantized
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:
+        ctx.rest = len(rest)
+        return function(x, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, grad, *(None,) * ctx.rest

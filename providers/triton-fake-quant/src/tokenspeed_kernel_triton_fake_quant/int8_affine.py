@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fake_quant_int8_affine``: values on the int8 grid that spans a range, whose gradient stops outside of it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, is_plain
+from tokenspeed_kernel_triton_fake_quant.int8 import NUMBERS, RANGE, Grid, in_tensors, masked, quantize, quantize_op
+from tokenspeed_kernel_triton_fake_quant.operands import as_operand, unfit_operand
+from tokenspeed_kernel_triton_fake_quant.support import unfit
+
+__all__ = ["fake_quant_int8_affine", "supports"]
+
+
+def _eager(x: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, Grid]:
+    return quantize(x, grid, Kernel.launch), grid
+
+
+def fake_quant_int8_affine(
+    x: torch.Tensor, lo: torch.Tensor | float, hi: torch.Tensor | float, scalars: bool = False
+) -> torch.Tensor:
+    """Return ``x`` on the int8 grid that spans ``lo`` to ``hi``, widened to contain 0, bit for bit as the reference.
+
+    Args:
+        x: float32, float16 or bfloat16 on a GPU, any shape and strides. Not written.
+        lo: lower end of the range, in units of ``x``: a number, or a tensor of one element on the same device.
+        hi: upper end, likewise.
+        scalars: how an export records the range; without effect here.
+
+    Returns:
+        A new tensor with the shape, dtype and, for a dense ``x``, the strides of ``x``. Its gradient for ``x`` is the
+        identity where the code before the clamp is within its range, and zero elsewhere; ``lo`` and ``hi`` have none.
+
+    Raises:
+        ValueError: ``lo`` or ``hi`` has not one element.
+
+    Formula: PyTorch's documentation of torch.fake_quantize_per_tensor_affine.
+    """
+    if isinstance(lo, torch.Tensor) or isinstance(hi, torch.Tensor):
+        ends = [as_operand("fake_quant_int8_affine", name, end, x) for name, end in (("lo", lo), ("hi", hi))]
+        if any(end.numel() != 1 for end in ends):
+            shapes = " and ".join(str(tuple(end.shape)) for end in ends)
+            raise ValueError(f"fake_quant_int8_affine: lo and hi must have one element, got {shapes}")
+        grid = Grid(RANGE, *ends)
+        plain = is_plain(x, *ends)
+    else:
+        grid = Grid(NUMBERS, float(lo), float(hi))
+        plain = is_plain(x)
+    if not plain:
+        quantized: torch.Tensor = quantize_op(x, *in_tensors(grid, x))
+        return quantized
+    return masked(_eager, x, grid)
+
+
+def supports(
+    x: torch.Tensor, lo: torch.Tensor | float, hi: torch.Tensor | float, scalars: bool = False
+) -> Literal[True] | str:
+    """Return True if the kernel serves these arguments, else the reason why not."""
+    if fault := unfit("x", x) or unfit_operand("lo", lo, x) or unfit_operand("hi", hi, x):
+        return fault
+    if isinstance(lo, torch.Tensor) and lo.numel() != 1:
+        return f"lo has {lo.numel()} elements, the kernel takes one"
+    if isinstance(hi, torch.Tensor) and hi.numel() != 1:
+        return f"hi has {hi.numel()} elements, the kernel takes one"
+    return True

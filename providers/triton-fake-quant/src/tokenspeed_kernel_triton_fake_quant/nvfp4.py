@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fake_quant_nvfp4_*``: E2M1 elements, an E4M3 scale per block of 16, one scale per tensor, straight-through."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op
+
+from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, tensor_amax
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
+from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
+from tokenspeed_kernel_triton_fake_quant.operands import as_operand, unfit_operand
+from tokenspeed_kernel_triton_fake_quant.rounding import (
+    DIVIDES_BY_FMA,
+    divisor_parts,
+    is_divisor_plain,
+    largest,
+    lower,
+    quotient_by_parts,
+    round_to_e2m1,
+    round_to_e4m3,
+    with_sign_of,
+)
+from tokenspeed_kernel_triton_fake_quant.support import unfit
+
+__all__ = ["fake_quant_nvfp4_dynamic", "fake_quant_nvfp4_weight", "supports_dynamic", "supports_weight"]
+
+_BLOCK = 16
+_TILE = 1024  # elements of a part
+_PARTS = 4  # of a program
+_SMALL = 2**17  # elements: so few, each program finds the tensor's maximum for itself, which saves two launches
+
+
+@triton.jit(do_not_specialize=[*SIZES, "numel"], do_not_specialize_on_alignment=["a_ptr"])
+def _nvfp4_kernel(
+    x_ptr, y_ptr, a_ptr,
+    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64, mid: tl.int64, low: tl.int64,
+    x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
+    numel: tl.int64,
+    LAYOUT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr, ROWS_FIRST: tl.constexpr, LOOP: tl.constexpr,
+    INT64: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    OWN_AMAX: tl.constexpr, FINITE_MAX: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    if OWN_AMAX:
+        so_far = tl.zeros((8192,), tl.float32)
+        for start in range(0, tl.cast(numel, tl.int32), 8192):
+            within = start + tl.arange(0, 8192)
+            some = tl.load(x_ptr + within, mask=within < numel, other=0.0).to(tl.float32)
+            so_far = tl.maximum(so_far, tl.abs(some))  # drops NaN
+        tensor_amax = largest(so_far, 0, FINITE_MAX)
+    else:
+        given = tl.maximum(tl.load(a_ptr), 0.0)  # NaN becomes zero
+        tensor_amax = tl.where(given == float("inf"), FINITE_MAX, given)
+    tensor_scale = tl.div_rn(tensor_amax, 2688.0)
+    block_divisor = tensor_scale * 6.0
+    is_plain = False
+    if DIVIDES_BY_FMA:
+        # All divisors of elements in this tensor are one of eight, times a power of two: what an E4M3 mantissa gives.
+        divisors = tensor_scale * (8.0 + tl.arange(0, 8))
+        is_plain = tl.min(is_divisor_plain(divisors, 22).to(tl.int32), axis=0) == 1
+        is_plain = is_plain & is_divisor_plain(block_divisor, 20) & (tensor_scale > 2.0**-70) & (tensor_scale < 2.0**70)
+    first = tl.cast(tl.program_id(0), tl.int64 if INT64 else tl.int32) * (PARTS * GROUPS)
+    for part in range(PARTS):  # what is above costs as much as a part does
+        x_offsets, y_offsets, mask = group_offsets(
+            first + part * GROUPS + tl.arange(0, GROUPS)[:, None], tl.arange(0, SIZE)[None, :],
+            groups, rows, row_groups, cols, size, mid, low, x0, x1, x2, xc, y0, y1, y2, yc,
+            LAYOUT, EXACT, ALIGNED, ROWS_FIRST, INT64, SIZE,
+        )  # fmt: skip
+        x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32)
+        block_amax = largest(x, 1, FINITE_MAX)[:, None]
+        if is_plain:
+            high, rest = divisor_parts(block_divisor)
+            block_code = quotient_by_parts(lower(block_amax, 448.0 * block_divisor), high, rest)
+            step = round_to_e4m3(block_code) * tensor_scale
+            divisor = tl.maximum(step, 2.0**-80)  # under a step of zero any will do: times zero it is a signed zero
+            high, rest = divisor_parts(divisor)
+            code = quotient_by_parts(lower(tl.abs(x), 6.0 * divisor), high, rest)
+        else:
+            block_code = round_to_e4m3(lower(tl.div_rn(block_amax, block_divisor), 448.0))
+            step = tl.where(tensor_scale > 0.0, block_code * tensor_scale, 0.0)  # else the code is infinite or NaN
+            divisor = tl.where(step > 0.0, step, 1.0)
+            code = lower(tl.div_rn(tl.abs(x), divisor), 6.0)
+        value = with_sign_of(round_to_e2m1(code), x) * step
+        tl.store(y_ptr + y_offsets, value.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+_kernel = Kernel(_nvfp4_kernel)
+
+
+def _quantize(x: torch.Tensor, amax: torch.Tensor | None, start: Start) -> torch.Tensor:
+    y = torch.empty_like(x)
+    if x.numel():
+        grouping = grouped(x, y, _BLOCK, _TILE)
+        if grouping is None:
+            return y.copy_(_quantize(x.contiguous(), amax, start))
+        is_own = amax is None and x.numel() <= _SMALL and x.is_contiguous()
+        if amax is None:
+            amax = x if is_own else tensor_amax(x, start)
+        constants = (*grouping.constants, is_own, FINITE_MAX[x.dtype], _PARTS)
+        grid = (-(-grouping.grid[0] // _PARTS), 1, 1)
+        start(_kernel, grid, (x, y, amax), (*grouping.sizes, x.numel()), constants, 2)
+    return y
+
+
+@triton_op("tokenspeed_triton::fake_quant_nvfp4", mutates_args=())
+def _op(x: torch.Tensor, amax: torch.Tensor | None) -> torch.Tensor:
+    return _quantize(x, amax, Kernel.record)
+
+
+_op.register_autograd(lambda ctx, grad: (grad, None))
+_eager = partial(_quantize, start=Kernel.launch)
+
+
+def fake_quant_nvfp4_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | float) -> torch.Tensor:
+    """Return ``weight`` in NVFP4, bit for bit as the reference: E2M1 elements, an E4M3 scale per block of 16.
+
+    Args:
+        weight: float32, float16 or bfloat16 on a GPU, one axis or more, any strides; blocks lie along the last axis,
+            and the last of a row may be short. Not written.
+        tensor_amax: largest magnitude of the tensor: a number, or a tensor of one element on the same device; NaN or a
+            negative counts as zero, an infinity as the largest finite value of the dtype of ``weight``.
+
+    Returns:
+        A new tensor with the shape, dtype and, for a dense ``weight``, the strides of ``weight``. Its gradient for
+        ``weight`` is the identity (straight-through estimator), ``tensor_amax`` has none.
+
+    Raises:
+        ValueError: ``tensor_amax`` has not one element.
+
+    Formula: the NVFP4 format as NVIDIA documents it.
+    """
+    amax = as_operand("fake_quant_nvfp4_weight", "tensor_amax", tensor_amax, weight)
+    if amax.numel() != 1:
+        raise ValueError(f"fake_quant_nvfp4_weight: tensor_amax must have one element, got {tuple(amax.shape)}")
+    if not is_plain(weight, amax):
+        quantized: torch.Tensor = _op(weight, amax)
+        return quantized
+    return straight_through(_eager, weight, amax)
+
+
+def fake_quant_nvfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` in NVFP4 under its own largest magnitude, found on the device.
+
+    Args:
+        x: float32, float16 or bfloat16 on a GPU, one axis or more, any strides. Not written.
+
+    Returns:
+        A new tensor with the shape, dtype and, for a dense ``x``, the strides of ``x``. Its gradient is the identity
+        (straight-through estimator); none passes through the maxima.
+
+    Formula: the NVFP4 format as NVIDIA documents it.
+    """
+    if not is_plain(x):
+        quantized: torch.Tensor = _op(x, None)
+        return quantized
+    return straight_through(_eager, x, None)
+
+
+def supports_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | float) -> Literal[True] | str:
+    """Return True if the kernel serves these arguments, else the reason why not."""
+    if fault := unfit("weight", weight) or unfit_operand("tensor_amax", tensor_amax, weight):
+        return fault
+    if isinstance(tensor_amax, torch.Tensor) and tensor_amax.numel() != 1:
+        return f"tensor_amax has {tensor_amax.numel()} elements, not one"
+    return True if weight.dim() else "weight has no axis"
+
+
+def supports_dynamic(x: torch.Tensor) -> Literal[True] | str:
+    """Return True if the kernel serves this tensor, else the reason why not."""
+    return unfit("x", x) or (True if x.dim() else "x has no axis")

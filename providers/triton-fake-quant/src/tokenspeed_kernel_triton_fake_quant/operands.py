@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensor beside the one to quantize: a scale that broadcasts, as the kernels want it."""
+
+from __future__ import annotations
+
+import torch
+
+from tokenspeed_kernel_triton_fake_quant.support import PLAIN
+from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Tiling, tiling
+
+__all__ = ["as_operand", "tiled", "unfit_operand", "unfit_scale"]
+
+_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+
+
+def unfit_operand(name: str, value: object, x: torch.Tensor) -> str | None:
+    """Return why a number or tensor cannot be taken beside ``x``, or None; its shape is not looked at."""
+    if not isinstance(value, torch.Tensor):
+        return None if isinstance(value, (int, float)) else f"{name} is {value!r}, neither a tensor nor a number"
+    if value.get_device() != x.get_device():
+        return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
+    if value.dtype not in _FLOATS:
+        return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
+    if type(value) not in PLAIN:
+        return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
+    return None
+
+
+def unfit_scale(name: str, value: object, x: torch.Tensor) -> str | None:
+    """Return why a scale that is to broadcast to ``x`` cannot be taken, or None."""
+    if not isinstance(value, torch.Tensor) or value.numel() == 1:
+        return unfit_operand(name, value, x)
+    return unfit_operand(name, value, x) or _misfit(name, value.shape, x.shape)
+
+
+def _misfit(name: str, shape: torch.Size, whole: torch.Size) -> str | None:
+    fits = len(shape) <= len(whole)
+    if fits:
+        for axis in range(-len(shape), 0):
+            if shape[axis] != whole[axis] and shape[axis] != 1:
+                fits = False
+    return None if fits else f"{name} of shape {tuple(shape)} does not broadcast to {tuple(whole)}"
+
+
+def as_operand(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
+    """Return a scale as a float32 tensor on the device of ``x``, which has one element or broadcasts to ``x``.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not isinstance(value, torch.Tensor):
+        return torch.full((), value, dtype=torch.float32, device=x.device)
+    if value.numel() != 1 and (fault := _misfit(name, value.shape, x.shape)):
+        raise ValueError(f"{slot}: {fault}; give one element, or one size per axis that is 1 or that axis's")
+    return value if value.dtype == torch.float32 else value.float()
+
+
+def tiled(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    operand: torch.Tensor | None = None,
+    shapes: tuple[tuple[int, tuple[int, int]], ...] = TILES,
+) -> Tiling | None:
+    """Return the tiling of an elementwise kernel of ``x`` and ``operand``; None if the strides are beyond it."""
+    steps = None if operand is None or operand.numel() == 1 else _steps_over(x.dim(), operand)
+    if type(x) not in PLAIN:  # its sizes may be symbols, which are no keys of a cache
+        return tiling.__wrapped__(tuple(x.shape), x.stride(), y.stride(), steps, shapes)
+    strides = x.stride()
+    return tiling(x.shape, strides, strides if y is x or x.is_contiguous() else y.stride(), steps, shapes)
+
+
+def _steps_over(axes: int, operand: torch.Tensor) -> tuple[int, ...]:
+    """Return the operand's strides along ``axes`` axes, 0 where it broadcasts."""
+    steps = [step if size != 1 else 0 for size, step in zip(operand.shape, operand.stride(), strict=True)]
+    return (0,) * (axes - len(steps)) + tuple(steps)

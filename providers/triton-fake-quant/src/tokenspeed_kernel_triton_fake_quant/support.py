@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every kernel here asks of its arguments. An answer costs well under a microsecond: it is given at each call."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["PLAIN", "unfit"]
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def unfit(name: str, x: torch.Tensor) -> str | None:
+    """Return why no kernel here serves the tensor to quantize, or None."""
+    if type(x) not in PLAIN:
+        return f"{name} is a {type(x).__name__}, the kernel serves plain tensors"
+    if not x.is_cuda:
+        return f"{name} is on {x.device}, the kernel runs on CUDA devices"
+    if x.dtype not in _DTYPES:
+        return f"{name} is {x.dtype}, the kernel serves float32, float16 and bfloat16"
+    if x.layout is not torch.strided:
+        return f"{name} has the layout {x.layout}, the kernel serves strided tensors"
+    if not torch.compiler.is_dynamo_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a functorch transform is active"
+    return None
