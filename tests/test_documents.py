@@ -9,13 +9,21 @@ import pytest
 from environments import Environment
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "core/README.md", "docs/discovery.md", "docs/host.md", "docs/plugin.md"]
+PAGES = [
+    "README.md",
+    "core/README.md",
+    "docs/discovery.md",
+    "docs/host.md",
+    "docs/plugin.md",
+    "docs/simulate.md",
+    "hosts/simulate/README.md",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_python_example_runs(page: str, environment: Environment, wheels: dict[str, Path]) -> None:
     """Each Python block of a page runs by itself, where core and the providers that need no GPU are installed."""
-    environment.install(wheels["sdpa-policy"], wheels["triton-fake-quant"])
+    environment.install(wheels["sdpa-policy"], wheels["triton-fake-quant"], wheels["simulate"])
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
     assert blocks
     for block in blocks:

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the float32 and the simulated encoder over a text, and collect what there is to report."""
+"""Run the encoder over a text in float32 and in every format, and collect what there is to report."""
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agreement import bit_equal, cosines, neighbours
+from agreement import bit_equal, neighbours
 from attention import SlotAttention
-from encoder import embed, load_model, load_tokenizer, tokenize, vocabulary_size
+from encoder import load_model, load_tokenizer, tokenize, vocabulary_size
 from errors import DemoError
-from fp8 import FAKE_QUANT, SLOT_CALLS, calibrate, simulate_fp8
+from formats import FORMATS
+from measurement import Measurement, Operand, measure, timed
 from tokenspeed_kernel import __version__, active, discover_plugins, slot
 from tokenspeed_kernel.plugins import plugin_records
-from tokenspeed_kernel.reference.quant import fake_quant_fp8
+from tokenspeed_kernel.reference import quant
 from weights import WEIGHTS, model_folder, read_state
 
 if TYPE_CHECKING:
@@ -53,14 +54,12 @@ class Facts:
     plugins: list[dict[str, Any]]
     choices: list[Choice]
     uncalled: dict[str, str]  # slots that this model does not call -> who would run them
-    stats: dict[str, dict[str, Any]]  # of the first batch, the warm-up and the timed run
+    formats: list[Measurement]
+    stats: dict[str, dict[str, Any]]  # of all runs of all formats
     calls: dict[str, int]  # that the host made in the same time
     portable_calls: int
-    cosine_mean: float
-    cosine_worst: float
-    top1_agreement_percent: float
-    nearest: tuple[str, str]
-    seconds: dict[str, float]
+    nearest: tuple[str, str]  # in float32
+    float32_seconds: float
     parity: bool
 
 
@@ -78,31 +77,29 @@ def compare(sentences: Sequence[str], model: Path | None, weights: Path | None, 
     state, rows = read_state(weights or folder / WEIGHTS, vocabulary_size(folder))
     _require_rows(rows, batches)
 
-    baseline = load_model(folder, state, "sdpa", device)
-    peaks = calibrate(baseline, tokenize(tokenizer, sentences[: -(-len(sentences) // 4)], device))
-    expected, plain_seconds = _timed(baseline, batches, "float32")
+    calibration = tokenize(tokenizer, sentences[: -(-len(sentences) // 4)], device)
+    expected, plain_seconds, _ = timed(load_model(folder, state, "sdpa", device), batches, "float32")
 
     attention = SlotAttention()
     attention.register()
-    simulated = load_model(folder, state, attention.NAME, device)
-    layers = simulate_fp8(simulated, peaks)
-    seen: list[torch.Tensor] = []
-    hook = layers[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    embed(simulated, batches[:1], "first batch")
-    hook.remove()
+    model = load_model(folder, state, attention.NAME, device)
+    formats: list[Measurement] = []
+    operands: dict[tuple[str, str], Operand] = {}  # the first of each slot and role
+    for wanted in FORMATS:
+        measured, found = measure(model, wanted, batches, calibration, expected)
+        formats.append(measured)
+        operands = {(operand.slot.name, operand.role): operand for operand in found} | operands
     if attention.first is None:
         raise DemoError(
             f"transformers {metadata.version('transformers')} ignored the registered attention; install 5.0 or newer"
         )
-    actual, simulated_seconds = _timed(simulated, batches, "simulated fp8")
+    calls = sum((Counter(measured.calls) for measured in formats), Counter(sdpa=attention.calls))
+    stats = {name: slot(name).stats() for name in calls}  # before the check adds calls
 
-    stats = {"fake_quant_fp8": FAKE_QUANT.stats(), "sdpa": attention.slot.stats()}  # before the check adds calls
-    quantized = (("activation", seen[0], layers[0].input_scale), ("weight", layers[0].weight, layers[0].weight_scale))
-    choices = [_checked(role, x, scale) for role, x, scale in quantized]
+    choices = [_checked(operand) for _, operand in sorted(operands.items())]
     inputs, options = attention.first
     choices.append(_choice(attention.slot.explain(*inputs, **options), "attention", inputs[0], None))
-    similarity = cosines(actual, expected)
-    near = neighbours(actual)
+    near = int(neighbours(expected)[0])
     return Facts(
         versions={"tokenspeed-kernel": __version__, **{name: _version(name) for name in _REPORTED}},
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -110,14 +107,12 @@ def compare(sentences: Sequence[str], model: Path | None, weights: Path | None, 
         plugins=[_plugin(record) for record in plugin_records()],
         choices=choices,
         uncalled={name: str(slot(name).explain()) for name in active() if name not in stats},
+        formats=formats,
         stats=stats,
-        calls={"fake_quant_fp8": SLOT_CALLS * len(layers) * (1 + 2 * len(batches)), "sdpa": attention.calls},
+        calls=dict(calls),
         portable_calls=attention.portable,
-        cosine_mean=float(similarity.mean()),
-        cosine_worst=float(similarity.min()),
-        top1_agreement_percent=100.0 * float((near == neighbours(expected)).double().mean()),
-        nearest=(sentences[0], sentences[int(near[0])]),
-        seconds={"float32": plain_seconds, "simulated": simulated_seconds},
+        nearest=(sentences[0], sentences[near]),
+        float32_seconds=plain_seconds,
         parity=all(choice.bit_equal is not False for choice in choices),
     )
 
@@ -137,24 +132,11 @@ def _require_rows(rows: torch.Tensor | None, batches: Sequence[dict[str, torch.T
         raise DemoError(f"the packed weights lack {len(absent)} tokens of this text; run pack.py with this very text")
 
 
-def _timed(model: Any, batches: Sequence[dict[str, torch.Tensor]], label: str) -> tuple[torch.Tensor, float]:
-    device = embed(model, batches, f"{label}, warm-up").device  # kernels are compiled for all shapes here
-    _synchronize(device)
-    start = time.perf_counter()
-    vectors = embed(model, batches, label)
-    _synchronize(device)
-    return vectors, time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @torch.inference_mode()
-def _checked(role: str, x: torch.Tensor, scale: torch.Tensor) -> Choice:
-    explanation = FAKE_QUANT.explain(x, scale)
-    return _choice(explanation, role, x, bit_equal(FAKE_QUANT(x, scale), fake_quant_fp8(x, scale)))
+def _checked(operand: Operand) -> Choice:
+    reference = getattr(quant, operand.slot.name)
+    same = bit_equal(operand.slot(*operand.arguments), reference(*operand.arguments))
+    return _choice(operand.slot.explain(*operand.arguments), operand.role, operand.arguments[0], same)
 
 
 def _choice(explanation: Any, role: str, x: torch.Tensor, equal: bool | None) -> Choice:

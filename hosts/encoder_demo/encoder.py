@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["embed", "load_model", "load_tokenizer", "tokenize", "vocabulary_size"]
 
-_BATCH = 32  # sentences
+_BATCH = 100  # sentences: weights are rounded once a batch
 _LONGEST = 256  # tokens: what the model's card says it was trained with
 
 
@@ -57,7 +57,7 @@ def load_model(folder: Path, state: dict[str, torch.Tensor], attention: str, dev
 
 
 def tokenize(tokenizer: Any, sentences: Sequence[str], device: torch.device) -> list[Batch]:
-    """Return batches of at most 32 sentences, each padded to its longest: int64 tensors (batch, tokens)."""
+    """Return batches of at most 100 sentences, each padded to its longest: int64 tensors (batch, tokens)."""
     return [
         dict(
             tokenizer(
