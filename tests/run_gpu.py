@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run on a GPU machine what CI cannot: every test marked ``gpu``, and the demo in each way of having its provider.
+"""Run on a GPU machine what CI cannot.
+
+Every test marked ``gpu``, the conformance kit on every plugin, and the demo in each way of having its provider.
 
     python tests/run_gpu.py [--wheels DIR] [--model DIR] [--out DIR]
 
@@ -18,13 +20,33 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TRITON_PROVIDER = "tokenspeed_kernel_triton_fake_quant"
+CONFORMANCE_SECONDS = 200  # for one kernel, beside others
+_NO_TESTS = 5  # pytest's exit code where no test is marked
+_KERNELS = """
+import json, sys
+from tokenspeed_kernel.testing.installed import kernels_of, record_of
+print(json.dumps({name: [k.spec.name for k in kernels_of(record_of(name))] for name in sys.argv[1:]}))
+"""
+# What `tokenspeed-kernel verify` does for all kernels one after the other.
+_EXAMINE = """
+import json, sys
+from dataclasses import asdict
+from tokenspeed_kernel.testing.examination import examine_kernel, plugin_results
+from tokenspeed_kernel.testing.installed import kernels_of, record_of
+plugin, kernel = sys.argv[1:]
+kernels = {k.spec.name: k for k in kernels_of(record_of(plugin))}
+results = plugin_results(plugin) if kernel == "plugin" else examine_kernel(kernels[kernel])
+print()
+print(json.dumps([asdict(result) for result in results]))
+"""
 
 
 def main() -> int:
@@ -39,7 +61,7 @@ def main() -> int:
         everything, without_triton = Path(folder, "all"), Path(folder, "without-triton")
         _install(everything, [w for w in wheels if "template" not in w.name])
         _install(without_triton, [w for w in wheels if "template" not in w.name and TRITON_PROVIDER not in w.name])
-        tests = _run_tests(everything, options.out)
+        tests, conformance = _run_side_by_side(everything, options.out)
         demos = {
             "provider installed": _run_demo(everything, options, {}),
             "plugin disabled": _run_demo(
@@ -48,7 +70,12 @@ def main() -> int:
             "provider not installed": _run_demo(without_triton, options, {}),
             "no GPU visible": _run_demo(everything, options, {"CUDA_VISIBLE_DEVICES": ""}),
         }
-    result: dict[str, dict[str, Any]] = {"machine": _machine(), "tests": tests, "demo": {**demos}}
+    result: dict[str, dict[str, Any]] = {
+        "machine": _machine(),
+        "tests": tests,
+        "conformance": conformance,
+        "demo": {**demos},
+    }
     (options.out / "gpu-tests.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return _print_table(result)
 
@@ -73,24 +100,97 @@ def _environment(site: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
-def _run_tests(site: Path, out: Path) -> dict[str, object]:
-    folders = [str(path) for pattern in ("core/tests", "providers/*/tests") for path in sorted(ROOT.glob(pattern))]
-    report = out / "gpu-tests.xml"
+def _run_side_by_side(site: Path, out: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what pytest says of each folder of tests, and the conformance kit of each kernel."""
+    folders = [path for pattern in ("core/tests", "*/*/tests") for path in sorted(ROOT.glob(pattern))]
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        tests = [pool.submit(_run_tests, site, out, folder) for folder in dict.fromkeys(folders)]
+        examined = [
+            (plugin, pool.submit(_examine, site, plugin, kernel))
+            for plugin, kernels in _kernels_by_plugin(site).items()
+            for kernel in ("plugin", *kernels)
+        ]
+        conformance: dict[str, dict[str, Any]] = {}
+        for plugin, future in examined:
+            conformance.setdefault(plugin, {"kernels": {}})["kernels"] |= future.result()
+        return _merged([future.result() for future in tests]), conformance
+
+
+def _run_tests(site: Path, out: Path, folder: Path) -> dict[str, Any]:
+    """Return what the tests marked ``gpu`` in a folder did."""
+    report = out / f"{folder.parent.name}.xml"
     started = time.perf_counter()
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(report), *folders]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(site), check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", str(report)]
+    done = subprocess.run([*command, str(folder)], cwd=ROOT, env=_environment(site), check=False)
     suite = next(ET.parse(report).getroot().iter("testsuite"))  # noqa: S314 -- a file that pytest has just written
-    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+    report.unlink()
     by_module: dict[str, int] = {}
     for case in suite.iter("testcase"):
         if case.find("skipped") is None:
             module = str(case.get("classname"))
             by_module[module] = by_module.get(module, 0) + 1
-    skipped = sorted(
-        {f"{c.get('name')}: {s.get('message')}" for c in suite.iter("testcase") for s in c.iter("skipped")}
-    )
-    seconds = round(time.perf_counter() - started, 1)
-    return {**counts, "exit_code": done.returncode, "seconds": seconds, "ran": by_module, "skipped_tests": skipped}
+    return {
+        **{name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")},
+        "exit_code": 0 if done.returncode == _NO_TESTS else done.returncode,
+        "seconds": round(time.perf_counter() - started, 1),
+        "ran": by_module,
+        "failed_tests": sorted(
+            str(case.get("name"))
+            for case in suite.iter("testcase")
+            if case.find("failure") is not None or case.find("error") is not None
+        ),
+        "skipped_tests": sorted(
+            {f"{c.get('name')}: {s.get('message')}" for c in suite.iter("testcase") for s in c.iter("skipped")}
+        ),
+    }
+
+
+def _merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sums of counts, and all names."""
+    return {
+        **{name: sum(part[name] for part in parts) for name in ("tests", "failures", "errors", "skipped")},
+        "exit_code": max(part["exit_code"] for part in parts),
+        "seconds": max(part["seconds"] for part in parts),
+        "ran": {name: count for part in parts for name, count in part["ran"].items()},
+        "failed_tests": [test for part in parts for test in part["failed_tests"]],
+        "skipped_tests": [test for part in parts for test in part["skipped_tests"]],
+    }
+
+
+def _kernels_by_plugin(site: Path) -> dict[str, list[str]]:
+    points = (e for d in distributions(path=[str(site)]) for e in d.entry_points)
+    plugins = sorted({point.name for point in points if point.group == "tokenspeed_kernel.plugins"})
+    done = subprocess.run(
+        [sys.executable, "-c", _KERNELS, *plugins],
+        env=_environment(site), stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+def _examine(site: Path, plugin: str, kernel: str) -> dict[str, dict[str, Any]]:
+    """Return what the conformance kit says of one kernel, or of the plugin as a whole."""
+    command = [sys.executable, "-W", "ignore", "-c", _EXAMINE, plugin, kernel]
+    try:
+        done = subprocess.run(
+            command, env=_environment(site), capture_output=True, text=True, timeout=CONFORMANCE_SECONDS, check=False
+        )
+        results = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+        why = f"{type(error).__name__}: the examination came to no end"
+        results = [
+            {"check": "all", "kernel": kernel, "slot": "", "outcome": "failed", "findings": [why], "seconds": 0.0}
+        ]
+    return _by_kernel(results)
+
+
+def _by_kernel(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    kernels: dict[str, dict[str, Any]] = {}
+    for result in results:
+        kernel = kernels.setdefault(result["kernel"], {"slot": result["slot"], "seconds": 0.0, "checks": {}})
+        kernel["seconds"] = round(kernel["seconds"] + result["seconds"], 2)
+        kernel["checks"][result["check"]] = {"outcome": result["outcome"], "findings": result["findings"]}
+    return kernels
 
 
 def _run_demo(site: Path, options: argparse.Namespace, variables: dict[str, str]) -> dict[str, object]:
@@ -130,9 +230,32 @@ def _print_table(result: dict[str, dict[str, Any]]) -> int:
     tests, demos = result["tests"], result["demo"]
     print("\n" + "  ".join(f"{name} {value}" for name, value in result["machine"].items()))
     print("  ".join(f"{name} {tests[name]}" for name in ("tests", "failures", "errors", "skipped", "seconds")))
+    for facts in result["conformance"].values():
+        for name, kernel in facts["kernels"].items():
+            said = [check["outcome"] for check in kernel["checks"].values()]
+            counts = ", ".join(f"{said.count(o)} {o}" for o in ("passed", "failed", "not examined"))
+            print(f"conformance, {name:<38} {counts}, {kernel['seconds']} s")
+    for test in tests["failed_tests"]:
+        print(f"FAILED {test}")
+    for facts in result["conformance"].values():
+        for name, kernel in facts["kernels"].items():
+            for check, said in kernel["checks"].items():
+                if said["outcome"] == "failed":
+                    print(f"FAILED {check} of {name}: {'; '.join(said['findings'])[:600]}")
     for how, facts in demos.items():
         print(f"demo, {how:<24} exit {facts['exit_code']}")
-    failed = tests["exit_code"] != 0 or any(facts["exit_code"] != 0 for facts in demos.values())
+    examined = [c for facts in result["conformance"].values() for k in facts["kernels"].values() for c in k["checks"]]
+    failed = (
+        tests["exit_code"] != 0
+        or any(facts["exit_code"] != 0 for facts in demos.values())
+        or not examined
+        or any(
+            check["outcome"] == "failed"
+            for facts in result["conformance"].values()
+            for kernel in facts["kernels"].values()
+            for check in kernel["checks"].values()
+        )
+    )
     return 1 if failed else 0
 
 

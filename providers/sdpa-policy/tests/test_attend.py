@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend: the fused and the manual path against the float64 oracle, and against each other."""
+"""attend: the manual path against the float64 oracle, and both paths against each other.
+
+The fused path is what the conformance kit examines as the plugin's kernel; here it is asked what the kit does not ask.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,12 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "manual":
         monkeypatch.setattr(policy, "manual_attention_required", lambda: True)
     return str(request.param)
+
+
+@pytest.fixture
+def manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second way of the policy alone."""
+    monkeypatch.setattr(policy, "manual_attention_required", lambda: True)
 
 
 def small() -> tuple[Tensor, Tensor, Tensor]:
@@ -67,9 +76,20 @@ VARIANTS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.usefixtures("path")
-def test_output_is_the_oracles(shape: str, variant: str, dtype: torch.dtype) -> None:
-    """Both paths compute the documented meaning, at every rank, size and dtype, in the inputs' dtype."""
+@pytest.mark.usefixtures("manual")
+def test_manual_output_is_the_oracles(shape: str, variant: str, dtype: torch.dtype) -> None:
+    """The manual path computes the documented meaning, at every rank, size and dtype, in the inputs' dtype."""
+    _assert_output_is_the_oracles(shape, variant, dtype)
+
+
+@pytest.mark.parametrize("variant", ["plain", "key_mask", "half_mask", "double_mask"])
+@pytest.mark.parametrize("shape", ["rank4", "rank5", "broadcast", "no_features"])
+def test_fused_output_is_the_oracles(shape: str, variant: str) -> None:
+    """So does the fused path, at the ranks and with the masks that the conformance kit does not ask for."""
+    _assert_output_is_the_oracles(shape, variant, torch.float32)
+
+
+def _assert_output_is_the_oracles(shape: str, variant: str, dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(s, dtype=dtype) for s in SHAPES[shape])
     keywords = VARIANTS[variant](q.shape[-2], k.shape[-2])
     actual = attend(q, k, v, **keywords)
@@ -80,8 +100,8 @@ def test_output_is_the_oracles(shape: str, variant: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("variant", ["plain", "causal", "bool_mask", "float_mask"])
-@pytest.mark.usefixtures("path")
-def test_gradient_is_the_oracles(variant: str) -> None:
+@pytest.mark.usefixtures("manual")
+def test_manual_gradient_is_the_oracles(variant: str) -> None:
     """The gradient of every operand is the oracle's, for a random cotangent, also with non-contiguous operands."""
     q, k, v = (torch.randn(2, n, 3, 8, dtype=torch.float64).transpose(1, 2).requires_grad_() for n in (5, 7, 7))
     keywords = VARIANTS[variant](5, 7)
@@ -115,7 +135,7 @@ def test_grouped_heads(kv_heads: int) -> None:
     torch.testing.assert_close(attend(q, k, v, is_causal=True, enable_gqa=True), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.usefixtures("path")
+@pytest.mark.usefixtures("manual")
 def test_inputs_stay_as_they_are() -> None:
     """Nothing is written to the operands or to the mask."""
     operands = q, k, v, mask = (*(torch.randn(1, 2, n, 8) for n in (5, 7, 7)), torch.randn(5, 7))

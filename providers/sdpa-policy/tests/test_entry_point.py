@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as a host meets it: cheap to import and to register, served through the slot."""
+"""The package as a host meets it: its names, its registration, and what it serves through the slot."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -40,16 +38,6 @@ def test_public_names() -> None:
         _ = package.nonsense
 
 
-def test_import_and_register_load_no_torch() -> None:
-    """A host that only looks around pays for no torch."""
-    code = (
-        "import sys, tokenspeed_kernel_sdpa_policy as p; p.register(); "
-        "print(sorted({'torch', 'triton', 'numpy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.usefixtures("_registered")
 def test_kernel_is_registered_as_declared() -> None:
     """One kernel, with the name, solution and priority that the README gives."""
@@ -63,6 +51,7 @@ def test_slot_returns_what_attend_returns() -> None:
     q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8), torch.randn(1, 2, 7, 8)
     mask = torch.rand(5, 7) > 0.4
     sdpa = slot("sdpa")
+    before = sdpa.stats().get("sdpa_policy", {}).get("served", 0)
     assert torch.equal(
         sdpa(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True),
         attend(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True),
@@ -70,7 +59,7 @@ def test_slot_returns_what_attend_returns() -> None:
     assert torch.equal(
         sdpa(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1), is_causal=True).isnan(), torch.zeros(q.shape).bool()
     )
-    assert sdpa.stats()["sdpa_policy"]["served"] == 2
+    assert sdpa.stats()["sdpa_policy"]["served"] == before + 2
 
 
 @pytest.mark.usefixtures("_registered")

@@ -1,50 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bit-for-bit comparison, and inputs that reach every branch of the format."""
+"""The eight kernels as one fixture, and inputs that reach what the conformance kit's grid does not."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
     import torch
 
-SPECIAL = (
-    *(448, 464, 465, 480, 1000, -1000, math.inf, -math.inf, math.nan, 0.0, -0.0),
-    *(17.0, 19.0, 21.0, -17.0, 1.0625, 1.1875, 2.0**-6, 2.0**-9, 2.0**-10, 3 * 2.0**-10, -(2.0**-10), 2.0**-30, 1e-45),
-)
+PACKAGE = "tokenspeed_kernel_triton_fake_quant"
+MODULES = {
+    "fake_quant_fp8": "fp8",
+    "fake_quant_int8_affine": "int8_affine",
+    "fake_quant_int8_per_channel": "int8_per_channel",
+    "fake_quant_int_grouped": "int_grouped",
+    "fake_quant_mxfp4_dynamic": "mxfp4",
+    "fake_quant_mxfp4_weight": "mxfp4",
+    "fake_quant_nvfp4_dynamic": "nvfp4",
+    "fake_quant_nvfp4_weight": "nvfp4",
+}
+
+
+class Kernel(NamedTuple):
+    """One kernel of this provider, and what it is held against."""
+
+    slot: str
+    call: Callable[..., torch.Tensor]
+    supports: Callable[..., object]
+    reference: Callable[..., torch.Tensor]
+
+    def others(self, x: torch.Tensor) -> tuple[Any, ...]:
+        """Return what follows the tensor in a usual call."""
+        import torch
+
+        numbers: dict[str, tuple[float, ...]] = {
+            "fake_quant_fp8": (0.1,),
+            "fake_quant_int8_affine": (-3.0, 5.0),
+            "fake_quant_nvfp4_weight": (500.0,),
+        }
+        if self.slot == "fake_quant_int_grouped":
+            return 4, 16
+        return tuple(torch.tensor(number, device=x.device) for number in numbers.get(self.slot, ()))
+
+    def both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this kernel's result for ``x`` and the reference's."""
+        return self.call(x, *self.others(x)), self.reference(x, *self.others(x))
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the gradient stops outside of a range."""
+        return "int8" in self.slot
+
+
+@pytest.fixture(params=MODULES)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    """Return each kernel in turn, or by name where a test is parametrized with names."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from tokenspeed_kernel.reference import quant
+
+    slot = request.param
+    module = import_module(f"{PACKAGE}.{MODULES[slot]}")
+    named = f"supports_{slot.rpartition('_')[2]}"
+    supports = getattr(module, named, None) or module.supports
+    return Kernel(slot, getattr(module, slot), supports, getattr(quant, slot))
 
 
 @pytest.fixture
 def assert_same_bits() -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Return a check that two tensors hold the same bits, NaN payloads and signs apart, in the same layout."""
-    import torch
+    """Return a check that two tensors hold the same bits, NaN payloads and signs apart."""
+    from tokenspeed_kernel.testing.parity import differing_bits
 
     def check(actual: torch.Tensor, expected: torch.Tensor) -> None:
-        assert (actual.dtype, actual.shape, actual.stride()) == (expected.dtype, expected.shape, expected.stride())
-        nan = torch.isnan(expected)
-        assert torch.equal(torch.isnan(actual), nan)
-        bits = {2: torch.int16, 4: torch.int32}[expected.element_size()]
-        wrong = (actual.contiguous().view(bits) != expected.contiguous().view(bits)) & ~nan
-        assert not wrong.any(), f"{int(wrong.sum())} differ: {actual[wrong][:3]} instead of {expected[wrong][:3]}"
+        assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+        assert differing_bits(actual.detach(), expected.detach()) is None
 
     return check
 
 
 @pytest.fixture
-def make_input() -> Callable[..., torch.Tensor]:
-    """Return a maker of seeded inputs: values of every scale around ``size``, and the special ones that fit."""
+def random_bits() -> Callable[..., torch.Tensor]:
+    """Return a maker of random bit patterns on the GPU: every exponent, subnormals, infinities and NaN among them."""
     import torch
 
-    def make(shape: tuple[int, ...], dtype: torch.dtype, device: str, size: float = 1.0) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(shape, generator=generator) * torch.logspace(-3, 3, max(shape[-1:] or (1,), default=1)) * size
-        flat = x.reshape(-1)
-        special = torch.tensor(SPECIAL)[: flat.numel()]
-        flat[: special.numel()] = special * size
-        return flat.reshape(shape).to(device, dtype)
+    def make(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        width = torch.finfo(dtype).bits
+        bits = torch.randint(-(2 ** (width - 1)), 2 ** (width - 1), shape, device="cuda", generator=generator)
+        return bits.to({16: torch.int16, 32: torch.int32}[width]).view(dtype)
 
     return make

@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["main"]
 
 
-_EXIT_CODES = "Exit codes: 0 nothing failed; 1 a check failed; 3 no call of some kernel could be examined here."
+_EXIT_CODES = "Exit codes: 0 nothing failed; 1 a check failed; 3 some kernel itself could run no call here."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ __all__ = ["CHECKS", "answer", "ask"]
 _SECONDS = 300
 
 
-def ask(subject: Subject, question: str) -> list[str]:
-    """Return the answer of another process.
+def ask(subject: Subject, question: str, **variables: str) -> list[str]:
+    """Return the answer of another process, whose environment has these variables too, and take over its notes.
 
     Raises:
         NotExamined: that process says so, or cannot load the kernel because no installed plugin has it.
@@ -31,7 +31,7 @@ def ask(subject: Subject, question: str) -> list[str]:
     if subject.registration.owner is None:
         raise NotExamined("no installed plugin has the kernel, so that another process cannot load it")
     names = [question, subject.registration.owner, subject.name]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
     done = subprocess.run(
         [sys.executable, "-m", "tokenspeed_kernel.testing", "answer", *names],
         capture_output=True,
@@ -46,20 +46,23 @@ def ask(subject: Subject, question: str) -> list[str]:
         raise RuntimeError(f"the process ended with {done.returncode}: {done.stderr.strip()[-500:]}") from None
     if "not examined" in said:
         raise NotExamined(said["not examined"][0])
+    subject.notes += said["notes"]
     return said["answer"]
 
 
 def answer(question: str, plugin: str, kernel: str) -> dict[str, list[str]]:
     """Return what :func:`ask` hears, in the process that it started."""
     from tokenspeed_kernel.testing.cuda import capture_and_replay
+    from tokenspeed_kernel.testing.interpreted import compare
 
     record = record_of(plugin)
     found = [] if record is None else [r for r in kernels_of(record) if r.spec.name == kernel]
     if not found:
         return {"not examined": [f"in a process of its own, {plugin!r} has no kernel {kernel!r}"]}
-    answers = {"capture": capture_and_replay, "digests": _digests}
+    answers = {"capture": capture_and_replay, "digests": _digests, "interpreted": compare}
+    subject = Subject(found[0])
     try:
-        return {"answer": answers[question](Subject(found[0]))}
+        return {"answer": answers[question](subject), "notes": subject.notes}
     except NotExamined as reason:
         return {"not examined": [str(reason)]}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from tokenspeed_kernel.registry import Registration
-from tokenspeed_kernel.testing import captures, checks, cuda, elsewhere, installed, mutants
+from tokenspeed_kernel.testing import captures, checks, cuda, elsewhere, installed, interpreted, mutants
 from tokenspeed_kernel.testing.checks import Check
 from tokenspeed_kernel.testing.grid import grid_of
 from tokenspeed_kernel.testing.report import NotExamined, Outcome, Report, Result
@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {
     **mutants.CHECKS,
     **captures.CHECKS,
     **elsewhere.CHECKS,
+    **interpreted.CHECKS,
     **cuda.CHECKS,
 }
 """Every check of a kernel by name, in the order in which they run."""

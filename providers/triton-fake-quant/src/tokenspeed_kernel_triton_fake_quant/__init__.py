@@ -13,8 +13,8 @@ _KERNELS = {
     "fake_quant_int8_affine": ("int8_affine", "supports"),
     "fake_quant_int8_per_channel": ("int8_per_channel", "supports"),
     "fake_quant_int_grouped": ("int_grouped", "supports"),
-    "fake_quant_mxfp4_dynamic": ("mxfp4", "supports"),
-    "fake_quant_mxfp4_weight": ("mxfp4", "supports"),
+    "fake_quant_mxfp4_dynamic": ("mxfp4", "supports_dynamic"),
+    "fake_quant_mxfp4_weight": ("mxfp4", "supports_weight"),
     "fake_quant_nvfp4_dynamic": ("nvfp4", "supports_dynamic"),
     "fake_quant_nvfp4_weight": ("nvfp4", "supports_weight"),
 }

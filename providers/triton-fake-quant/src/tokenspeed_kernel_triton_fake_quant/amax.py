@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start
-from tokenspeed_kernel_triton_fake_quant.operands import tiled
-from tokenspeed_kernel_triton_fake_quant.rounding import largest
-from tokenspeed_kernel_triton_fake_quant.tiles import SIZES, has_rest, rest, row_of_tiles, tile
+from tokenspeed_kernel_triton_fake_quant.operands import tiled, warps
+from tokenspeed_kernel_triton_fake_quant.rounding import larger, largest
+from tokenspeed_kernel_triton_fake_quant.tiles import PER_COLUMN, SIZES, has_rest, rest, row_of_tiles, tile
 
 __all__ = ["FINITE_MAX", "channel_amax", "tensor_amax"]
 
@@ -22,7 +22,7 @@ FINITE_MAX = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.f
 
 _WIDE = ((512, (1, 8192)), (64, (8, 512)), (0, (64, 16)))  # many elements between two atomics
 _TALL = ((64, (64, 128)), (0, (512, 16)))  # the same, for channels that run down the columns
-_PROGRAMS = 1056  # eight for each multiprocessor of an H100 or H200: each walks many tiles, and meets the others once
+_PROGRAMS = 4224  # 32 for each multiprocessor of an H100 or H200: each walks many tiles, and meets the others once
 
 
 @triton.jit(do_not_specialize=["tiles", *SIZES])
@@ -32,21 +32,23 @@ def _tensor_amax_kernel(
     rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
-    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    LAYOUT: tl.constexpr, VARIES: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
-    so_far = tl.zeros((ROWS, COLS), tl.float32)
+    so_far = tl.zeros((ROWS, COLS), x_ptr.dtype.element_ty)
     row_length = tl.cast(tl.cdiv(cols, COLS), tl.int32)  # in tiles
     for number in range(tl.program_id(0), tl.cast(tiles, tl.int32), tl.num_programs(0)):
         row_tile = 0 if LAYOUT == 1 else number // row_length
         col_tile = number if LAYOUT == 1 else number % row_length
         x_offsets, _, _, mask, _ = tile(
             row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
-            LAYOUT, S_ALONG, ALIGNED, INT64, ROWS, COLS,
+            LAYOUT, VARIES, ALIGNED, INT64, ROWS, COLS,
         )  # fmt: skip
-        so_far = tl.maximum(
-            so_far, tl.abs(tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32))
-        )  # drops NaN
+        if LAYOUT == 1 and (col_tile + 1) * COLS <= cols:  # a mask is half of the work
+            so_far = larger(so_far, tl.load(x_ptr + x_offsets))
+        else:
+            so_far = larger(so_far, tl.load(x_ptr + x_offsets, mask=mask, other=0.0))
+    so_far = so_far.to(tl.float32)
     found = largest(tl.reshape(so_far, (ROWS * COLS,)), 0, FINITE_MAX)
     if has_rest(0, tl.program_id(0), cols, LAYOUT):
         last, _, last_mask, _ = rest(cols, sc, False, INT64)
@@ -61,29 +63,29 @@ def _channel_amax_kernel(
     rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
-    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    LAYOUT: tl.constexpr, VARIES: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
     row_tile = row_of_tiles()
     col_tile = tl.program_id(0)
     x_offsets, _, s_offsets, mask, s_mask = tile(
         row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
-        LAYOUT, S_ALONG, ALIGNED, INT64, ROWS, COLS,
+        LAYOUT, VARIES, ALIGNED, INT64, ROWS, COLS,
     )  # fmt: skip
-    _meet(x_ptr, s_ptr, x_offsets, s_offsets, mask, s_mask, S_ALONG, ROWS, FINITE_MAX)
+    _meet(x_ptr, s_ptr, x_offsets, s_offsets, mask, s_mask, VARIES, ROWS, FINITE_MAX)
     if has_rest(row_tile, col_tile, cols, LAYOUT):
-        last, s_last, last_mask, s_last_mask = rest(cols, sc, S_ALONG, INT64)
-        _meet(x_ptr, s_ptr, last, s_last, last_mask, s_last_mask, S_ALONG, 1, FINITE_MAX)
+        last, s_last, last_mask, s_last_mask = rest(cols, sc, VARIES, INT64)
+        _meet(x_ptr, s_ptr, last, s_last, last_mask, s_last_mask, VARIES, 1, FINITE_MAX)
 
 
 @triton.jit
 def _meet(
     x_ptr, s_ptr, x_offsets, s_offsets, mask, s_mask,
-    S_ALONG: tl.constexpr, ROWS: tl.constexpr, FINITE_MAX: tl.constexpr,
+    VARIES: tl.constexpr, ROWS: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
     """Raise the maxima of the channels of a tile."""
     x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32)
-    if S_ALONG:  # a channel runs down the columns
+    if VARIES == 1:  # a channel runs down the columns
         found = largest(x, 0, FINITE_MAX)
         offsets = tl.max(tl.where(s_mask, s_offsets, -1), axis=0)  # the same all down, but where the tile has ended
         is_there = offsets >= 0
@@ -110,7 +112,7 @@ def tensor_amax(x: torch.Tensor, start: Start) -> torch.Tensor:
     across, rows, more_rows = tiling.grid
     tiles = across * rows * more_rows
     constants = (*tiling.constants, FINITE_MAX[x.dtype])
-    start(_tensor_kernel, (min(tiles, _PROGRAMS), 1, 1), (x, bits), (tiles, *tiling.sizes), constants, tiling.warps)
+    start(_tensor_kernel, (min(tiles, _PROGRAMS), 1, 1), (x, bits), (tiles, *tiling.sizes), constants, 8)
     return bits.view(torch.float32)
 
 
@@ -118,10 +120,11 @@ def channel_amax(x: torch.Tensor, axis: int, start: Start) -> torch.Tensor:
     """Return the largest magnitude of each channel of ``axis``, float32, in a shape that broadcasts to ``x``."""
     bits = torch.zeros([n if i == axis else 1 for i, n in enumerate(x.shape)], dtype=torch.int32, device=x.device)
     tiling = tiled(x, x, bits)
+    tall = tiling is not None and tiling.constants[1] == PER_COLUMN
+    if tall:
+        tiling = tiled(x, x, bits, _TALL)
     if tiling is None:
         return channel_amax(x.contiguous(), axis, start)
-    if tiling.is_along:
-        tiling = tiled(x, x, bits, _TALL)
     constants = (*tiling.constants, FINITE_MAX[x.dtype])
-    start(_channel_kernel, tiling.grid, (x, bits), tiling.sizes, constants, tiling.warps)
+    start(_channel_kernel, tiling.grid, (x, bits), tiling.sizes, constants, 8 if tall else warps(x))
     return bits.view(torch.float32)

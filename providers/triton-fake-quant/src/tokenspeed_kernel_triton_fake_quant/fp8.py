@@ -9,10 +9,9 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
-from tokenspeed_kernel_triton_fake_quant.operands import as_operand, tiled, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.operands import as_operand, tiled, unfit_scale, warps
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     divide,
@@ -26,7 +25,7 @@ from tokenspeed_kernel_triton_fake_quant.rounding import (
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 from tokenspeed_kernel_triton_fake_quant.tiles import SIZES, has_rest, rest, row_of_tiles, tile
 
-__all__ = ["fake_quant_fp8", "supports"]
+__all__ = ["fake_quant_fp8", "quantize", "supports"]
 
 
 @triton.jit
@@ -58,42 +57,36 @@ def _fake_quant_fp8_kernel(
     rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
-    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    LAYOUT: tl.constexpr, VARIES: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     row_tile = row_of_tiles()
     col_tile = tl.program_id(0)
-    IS_ONE: tl.constexpr = (ROWS == 1) & (not S_ALONG)  # scale of the tile
     x_offsets, y_offsets, s_offsets, mask, s_mask = tile(
         row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
-        LAYOUT, S_ALONG, ALIGNED, INT64, ROWS, COLS,
+        LAYOUT, VARIES, ALIGNED, INT64, ROWS, COLS,
     )  # fmt: skip
-    _write(x_ptr, y_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, IS_ONE)
+    _write(x_ptr, y_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, (ROWS == 1) & (VARIES == 0))
     if has_rest(row_tile, col_tile, cols, LAYOUT):
-        last, s_last, last_mask, s_last_mask = rest(cols, sc, S_ALONG, INT64)
-        _write(x_ptr, y_ptr, s_ptr, last, last, s_last, last_mask, s_last_mask, IS_ONE)
+        last, s_last, last_mask, s_last_mask = rest(cols, sc, VARIES, INT64)
+        _write(x_ptr, y_ptr, s_ptr, last, last, s_last, last_mask, s_last_mask, VARIES == 0)
 
 
 _kernel = Kernel(_fake_quant_fp8_kernel)
 
 
-def _quantize(x: torch.Tensor, scale: torch.Tensor, start: Start) -> torch.Tensor:
+def quantize(x: torch.Tensor, scale: torch.Tensor, start: Start) -> torch.Tensor:
+    """Return ``x`` on the grid of ``scale``, a float32 tensor, by kernels started as asked."""
     y = torch.empty_like(x)
     if x.numel():
         tiling = tiled(x, y, scale)
         if tiling is None:
-            return y.copy_(_quantize(x.contiguous(), scale.expand(x.shape).contiguous(), start))
-        start(_kernel, tiling.grid, (x, y, scale), tiling.sizes, tiling.constants, tiling.warps)
+            return y.copy_(quantize(x.contiguous(), scale.expand(x.shape).contiguous(), start))
+        start(_kernel, tiling.grid, (x, y, scale), tiling.sizes, tiling.constants, warps(x))
     return y
 
 
-@triton_op("tokenspeed_triton::fake_quant_fp8", mutates_args=())
-def _op(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    return _quantize(x, scale, Kernel.record)
-
-
-_op.register_autograd(lambda ctx, grad: (grad, None))
-_eager = partial(_quantize, start=Kernel.launch)
+_eager = partial(quantize, start=Kernel.launch)
 
 
 def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
@@ -115,7 +108,9 @@ def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor
     """
     scale = as_operand("fake_quant_fp8", "scale", scale, x)
     if not is_plain(x, scale):
-        quantized: torch.Tensor = _op(x, scale)
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        quantized: torch.Tensor = operators.fake_quant_fp8(x, scale)
         return quantized
     return straight_through(_eager, x, scale)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import triton
@@ -46,6 +46,11 @@ class Grouping(NamedTuple):
     of a tile."""
     warps: int
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether groups lie one after the other, each of a multiple of 16 elements."""
+        return bool(self.constants[2])
+
 
 @lru_cache(maxsize=4096)
 def grouping(shape: tuple[int, ...], x: tuple[int, ...], y: tuple[int, ...], size: int, tile: int) -> Grouping | None:
@@ -77,7 +82,7 @@ def grouping(shape: tuple[int, ...], x: tuple[int, ...], y: tuple[int, ...], siz
     numbers = (rows * row_groups, rows, row_groups, cols, size, outer[1], outer[2], *walks[0], x[-1], *walks[1], y[-1])
     layout = _PACKED if packed else _STRIDED
     constants = (layout, exact, aligned, rows_first, size > place, wide, tile_groups, place)
-    warps = max(1, min(place * tile_groups // 1024, 16))  # of 32 elements a thread
+    warps = max(1, min(place * tile_groups // 512, 16)) if place > 1024 else 1
     return Grouping((-(-rows * row_groups // tile_groups), 1, 1), numbers, constants, warps)
 
 
@@ -114,8 +119,7 @@ def rows_grouped(x: torch.Tensor, rows: int, tile: int) -> Grouping:
     """Return the grouping of a contiguous tensor of which each of ``rows`` rows is a group."""
     size = x.numel() // rows
     cut = grouping if type(x) in PLAIN else grouping.__wrapped__
-    found: Grouping = cut((rows, size), (size, 1), (size, 1), size, tile)
-    return found
+    return cast("Grouping", cut((rows, size), (size, 1), (size, 1), size, tile))  # of a matrix there always is one
 
 
 def grouped(x: torch.Tensor, y: torch.Tensor, size: int, tile: int) -> Grouping | None:

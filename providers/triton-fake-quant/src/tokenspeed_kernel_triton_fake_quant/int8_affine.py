@@ -8,15 +8,27 @@ from typing import Literal
 import torch
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, is_plain
-from tokenspeed_kernel_triton_fake_quant.int8 import NUMBERS, RANGE, Grid, in_tensors, masked, quantize, quantize_op
-from tokenspeed_kernel_triton_fake_quant.operands import as_operand, unfit_operand
+from tokenspeed_kernel_triton_fake_quant.int8 import (
+    NUMBERS,
+    RANGE,
+    Grid,
+    Masked,
+    in_tensors,
+    masked,
+    quantize,
+    quantize_and_mask,
+)
+from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_operand
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
 __all__ = ["fake_quant_int8_affine", "supports"]
 
 
-def _eager(x: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, Grid]:
-    return quantize(x, grid, Kernel.launch), grid
+def _eager(x: torch.Tensor, grid: Grid, with_mask: bool) -> Masked:
+    if with_mask:
+        y, mask = quantize_and_mask(x, grid)
+        return y, grid, mask
+    return quantize(x, grid, Kernel.launch), grid, None
 
 
 def fake_quant_int8_affine(
@@ -40,17 +52,16 @@ def fake_quant_int8_affine(
     Formula: PyTorch's documentation of torch.fake_quantize_per_tensor_affine.
     """
     if isinstance(lo, torch.Tensor) or isinstance(hi, torch.Tensor):
-        ends = [as_operand("fake_quant_int8_affine", name, end, x) for name, end in (("lo", lo), ("hi", hi))]
-        if any(end.numel() != 1 for end in ends):
-            shapes = " and ".join(str(tuple(end.shape)) for end in ends)
-            raise ValueError(f"fake_quant_int8_affine: lo and hi must have one element, got {shapes}")
+        ends = [as_one("fake_quant_int8_affine", name, end, x) for name, end in (("lo", lo), ("hi", hi))]
         grid = Grid(RANGE, *ends)
         plain = is_plain(x, *ends)
     else:
         grid = Grid(NUMBERS, float(lo), float(hi))
         plain = is_plain(x)
     if not plain:
-        quantized: torch.Tensor = quantize_op(x, *in_tensors(grid, x))
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        quantized: torch.Tensor = operators.fake_quant_int8(x, *in_tensors(grid, x))
         return quantized
     return masked(_eager, x, grid)
 

@@ -3,40 +3,49 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch.library import triton_op
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, channel_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
 from tokenspeed_kernel_triton_fake_quant.groups import LONGEST, rows_grouped
-from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, gradient_op, masked, quantize, quantize_op
+from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, masked, quantize, quantize_and_mask
 from tokenspeed_kernel_triton_fake_quant.int_grouped import STORED
 from tokenspeed_kernel_triton_fake_quant.int_grouped import kernel as grouped_kernel
+from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
 from tokenspeed_kernel_triton_fake_quant.operands import as_operand, unfit_scale
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
-__all__ = ["fake_quant_int8_per_channel", "supports"]
+__all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
 _TILE = 2048  # elements of a program
 
 
-def _dynamic(weight: torch.Tensor, axis: int, start: Start) -> tuple[torch.Tensor, Grid]:
-    """Return the values, and the grid that they are on: the largest magnitude of each channel."""
+def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = False) -> Masked:
+    """Return the values, the grid that they are on, which is the largest magnitude of each channel, and the mask."""
     if not _has_rows(weight, axis):
         amax = channel_amax(weight, axis, start) if weight.numel() else weight.new_empty((), dtype=torch.float32)
-        grid = Grid(AMAX, amax)
-        return quantize(weight, grid, start), grid
+        return _scaled(weight, Grid(AMAX, amax), start, with_mask)
     # A channel is a row, and one program holds it: it is read once.
     channels = weight.shape[axis]
     y = torch.empty_like(weight)
     amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
     grouping = rows_grouped(weight, channels, _TILE)
-    constants = (*grouping.constants, STORED, True, FINITE_MAX[weight.dtype])
-    start(grouped_kernel, grouping.grid, (weight, y, amax), (*grouping.sizes, 127.0), constants, grouping.warps)
-    return y, Grid(AMAX, amax)
+    # The widest rows of float32 leave no registers for more.
+    warps = 8 if weight.dtype == torch.float32 and grouping.constants[-1] == LONGEST else grouping.warps
+    mask = empty_mask(y) if with_mask and grouping.is_aligned else None
+    constants = (*grouping.constants, STORED, True, mask is not None, FINITE_MAX[weight.dtype])
+    tensors = (weight, y, amax, y if mask is None else mask)
+    start(grouped_kernel, grouping.grid, tensors, (*grouping.sizes, 127.0), constants, warps)
+    return y, Grid(AMAX, amax), mask
+
+
+def _scaled(weight: torch.Tensor, grid: Grid, start: Start, with_mask: bool) -> Masked:
+    if with_mask:
+        y, mask = quantize_and_mask(weight, grid)
+        return y, grid, mask
+    return quantize(weight, grid, start), grid, None
 
 
 def _has_rows(weight: torch.Tensor, axis: int) -> bool:
@@ -47,28 +56,12 @@ def _has_rows(weight: torch.Tensor, axis: int) -> bool:
     return weight.stride(axis) * channels == weight.numel() or channels == 1
 
 
-@triton_op("tokenspeed_triton::fake_quant_int8_dynamic", mutates_args=())
-def _dynamic_op(weight: torch.Tensor, axis: int) -> tuple[torch.Tensor, torch.Tensor]:
-    y, grid = _dynamic(weight, axis, Kernel.record)
-    return y, grid.first
+def _eager_dynamic(weight: torch.Tensor, axis: int, with_mask: bool) -> Masked:
+    return dynamic(weight, axis, Kernel.launch, with_mask)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.save_for_backward(inputs[0], output[1])
-
-
-def _gradient(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None]:
-    weight, amax = ctx.saved_tensors
-    return gradient_op(weight, grad, AMAX, amax, None), None
-
-
-_dynamic_op.register_autograd(_gradient, setup_context=_keep)
-_eager_dynamic = partial(_dynamic, start=Kernel.launch)
-
-
-def _eager_scaled(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Grid]:
-    grid = Grid(SCALE, scale)
-    return quantize(weight, grid, Kernel.launch), grid
+def _eager_scaled(weight: torch.Tensor, scale: torch.Tensor, with_mask: bool) -> Masked:
+    return _scaled(weight, Grid(SCALE, scale), Kernel.launch, with_mask)
 
 
 def fake_quant_int8_per_channel(
@@ -99,12 +92,16 @@ def fake_quant_int8_per_channel(
     if scale is None:
         if is_plain(weight):
             return masked(_eager_dynamic, weight, axis)
-        dynamic: torch.Tensor = _dynamic_op(weight, axis)[0]
-        return dynamic
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        by_itself: torch.Tensor = operators.fake_quant_int8_dynamic(weight, axis)[0]
+        return by_itself
     steps = as_operand("fake_quant_int8_per_channel", "scale", _along(scale, axis, weight), weight)
     if is_plain(weight, steps):
         return masked(_eager_scaled, weight, steps)
-    quantized: torch.Tensor = quantize_op(weight, SCALE, steps, None)
+    from tokenspeed_kernel_triton_fake_quant import operators
+
+    quantized: torch.Tensor = operators.fake_quant_int8(weight, SCALE, steps, None)
     return quantized
 
 

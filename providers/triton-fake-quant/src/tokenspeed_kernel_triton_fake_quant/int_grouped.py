@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
-from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, group_scale_offsets, grouped
+from tokenspeed_kernel_triton_fake_quant.groups import (
+    SIZES,
+    Grouping,
+    group_offsets,
+    group_scale_offsets,
+    grouped,
+)
+from tokenspeed_kernel_triton_fake_quant.masks import store_mask
 from tokenspeed_kernel_triton_fake_quant.operands import unfit_operand
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
@@ -26,7 +32,7 @@ from tokenspeed_kernel_triton_fake_quant.rounding import (
 )
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
-__all__ = ["GIVEN", "OWN", "STORED", "fake_quant_int_grouped", "kernel", "supports"]
+__all__ = ["GIVEN", "OWN", "STORED", "fake_quant_int_grouped", "kernel", "quantize", "supports"]
 
 _TILE = 1024  # elements of a program
 OWN, STORED, GIVEN = 0, 1, 2
@@ -42,17 +48,17 @@ def _values(x, step, lowest, highest, RECIPROCAL: tl.constexpr, DTYPE: tl.conste
     return unsigned_zero(round_to_integer(code) * step, DTYPE)
 
 
-@triton.jit(do_not_specialize=[*SIZES, "highest"], do_not_specialize_on_alignment=["s_ptr"])
+@triton.jit(do_not_specialize=[*SIZES, "highest"], do_not_specialize_on_alignment=["s_ptr", "m_ptr"])
 def _int_grouped_kernel(
-    x_ptr, y_ptr, s_ptr,
-    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64, mid: tl.int64, low: tl.int64,
+    x_ptr, y_ptr, s_ptr, m_ptr,
+    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64,
+    mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     highest: tl.float32,
     LAYOUT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr, ROWS_FIRST: tl.constexpr, LOOP: tl.constexpr,
     INT64: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
-    SCALE: tl.constexpr, RECIPROCAL: tl.constexpr, FINITE_MAX: tl.constexpr,
+    SCALE: tl.constexpr, RECIPROCAL: tl.constexpr, MASK: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
-    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
     group = tl.cast(tl.program_id(0), tl.int64 if INT64 else tl.int32) * GROUPS + tl.arange(0, GROUPS)[:, None]
     s_offsets = group_scale_offsets(group, rows, row_groups, ROWS_FIRST, INT64)
     is_group = group < groups
@@ -87,33 +93,33 @@ def _int_grouped_kernel(
                 x0, x1, x2, xc, y0, y1, y2, yc, LAYOUT, EXACT, ALIGNED, ROWS_FIRST, INT64, SIZE,
             )  # fmt: skip
             some = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32)
-            tl.store(y_ptr + y_offsets, _values(some, step, -highest - 1.0, highest, RECIPROCAL, DTYPE), mask=mask)
+            value = _values(some, step, -highest - 1.0, highest, RECIPROCAL, y_ptr.dtype.element_ty)
+            tl.store(y_ptr + y_offsets, value, mask=mask)
     else:
-        if DIVIDES_BY_FMA and SIZE >= 4096 and DTYPE != tl.float32:
+        if DIVIDES_BY_FMA and SIZE >= 4096 and loaded.dtype != tl.float32:
             x = kept_narrow(loaded).to(tl.float32)
-        tl.store(y_ptr + y_offsets, _values(x, step, -highest - 1.0, highest, RECIPROCAL, DTYPE), mask=mask)
+        value = _values(x, step, -highest - 1.0, highest, RECIPROCAL, y_ptr.dtype.element_ty)
+        tl.store(y_ptr + y_offsets, value, mask=mask)
+        if MASK:
+            rounded = round_to_integer(clamp(x * tl.div_rn(1.0, step), -1000.0, 1000.0))
+            store_mask(m_ptr, (rounded >= -highest - 1.0) & (rounded <= highest), y_offsets, mask, GROUPS, SIZE)
 
 
 kernel = Kernel(_int_grouped_kernel)
 
 
-def _quantize(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | None, start: Start) -> torch.Tensor:
+def quantize(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | None, start: Start) -> torch.Tensor:
+    """Return ``weight`` in groups of ``size``, by a kernel started as asked; ``scale`` is float32 and contiguous."""
     y = torch.empty_like(weight)
     if weight.numel():
-        grouping = grouped(weight, y, size, _TILE)
-        constants = (*grouping.constants, OWN if scale is None else GIVEN, False, FINITE_MAX[weight.dtype])
-        tensors = (weight, y, y if scale is None else scale)
+        grouping = cast("Grouping", grouped(weight, y, size, _TILE))  # of a matrix there always is one
+        constants = (*grouping.constants, OWN if scale is None else GIVEN, False, False, FINITE_MAX[weight.dtype])
+        tensors = (weight, y, y if scale is None else scale, y)
         start(kernel, grouping.grid, tensors, (*grouping.sizes, 2.0 ** (bits - 1) - 1), constants, grouping.warps)
     return y
 
 
-@triton_op("tokenspeed_triton::fake_quant_int_grouped", mutates_args=())
-def _op(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | None) -> torch.Tensor:
-    return _quantize(weight, bits, size, scale, Kernel.record)
-
-
-_op.register_autograd(lambda ctx, grad: (grad, None, None, None))
-_eager = partial(_quantize, start=Kernel.launch)
+_eager = partial(quantize, start=Kernel.launch)
 
 
 def fake_quant_int_grouped(
@@ -141,7 +147,9 @@ def fake_quant_int_grouped(
     if scale is not None:
         scale = scale.float().contiguous()
     if not is_plain(weight) or (scale is not None and not is_plain(scale)):
-        quantized: torch.Tensor = _op(weight, bits, size, scale)
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        quantized: torch.Tensor = operators.fake_quant_int_grouped(weight, bits, size, scale)
         return quantized
     return straight_through(_eager, weight, bits, size, scale)
 
@@ -153,7 +161,7 @@ def supports(
     return unfit("weight", weight) or _misfit(weight, bits, group_size, scale) or True
 
 
-def _misfit(weight: torch.Tensor, bits: object, group_size: object, scale: torch.Tensor | None) -> str | None:
+def _misfit(weight: torch.Tensor, bits: object, group_size: object, scale: object) -> str | None:
     if weight.dim() != 2:
         return f"weight has {weight.dim()} axes, not 2"
     if not isinstance(bits, int) or not 2 <= bits <= 8:

@@ -9,15 +9,15 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
+from tokenspeed_kernel_triton_fake_quant.operands import warps
 from tokenspeed_kernel_triton_fake_quant.rounding import largest, lower, round_to_e2m1, with_sign_of
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
-__all__ = ["fake_quant_mxfp4_dynamic", "fake_quant_mxfp4_weight", "supports"]
+__all__ = ["fake_quant_mxfp4_dynamic", "fake_quant_mxfp4_weight", "quantize", "supports_dynamic", "supports_weight"]
 
 _BLOCK = 32
 _TILE = 1024  # elements of a program
@@ -26,7 +26,8 @@ _TILE = 1024  # elements of a program
 @triton.jit(do_not_specialize=SIZES)
 def _mxfp4_kernel(
     x_ptr, y_ptr,
-    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64, mid: tl.int64, low: tl.int64,
+    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64,
+    mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     LAYOUT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr, ROWS_FIRST: tl.constexpr, LOOP: tl.constexpr,
     INT64: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
@@ -51,24 +52,19 @@ def _mxfp4_kernel(
 _kernel = Kernel(_mxfp4_kernel)
 
 
-def _quantize(x: torch.Tensor, start: Start) -> torch.Tensor:
+def quantize(x: torch.Tensor, start: Start) -> torch.Tensor:
+    """Return ``x`` in MXFP4, by a kernel started as asked."""
     y = torch.empty_like(x)
     if x.numel():
         grouping = grouped(x, y, _BLOCK, _TILE)
         if grouping is None:
-            return y.copy_(_quantize(x.contiguous(), start))
+            return y.copy_(quantize(x.contiguous(), start))
         constants = (*grouping.constants, FINITE_MAX[x.dtype])
-        start(_kernel, grouping.grid, (x, y), grouping.sizes, constants, 2)
+        start(_kernel, grouping.grid, (x, y), grouping.sizes, constants, warps(x))
     return y
 
 
-@triton_op("tokenspeed_triton::fake_quant_mxfp4", mutates_args=())
-def _op(x: torch.Tensor) -> torch.Tensor:
-    return _quantize(x, Kernel.record)
-
-
-_op.register_autograd(lambda ctx, grad: grad)
-_eager = partial(_quantize, start=Kernel.launch)
+_eager = partial(quantize, start=Kernel.launch)
 
 
 def fake_quant_mxfp4_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -85,7 +81,9 @@ def fake_quant_mxfp4_weight(weight: torch.Tensor) -> torch.Tensor:
     Formula: OCP Microscaling Formats (MX) Specification 1.0, MXFP4, section 6.3 for the scale.
     """
     if not is_plain(weight):
-        quantized: torch.Tensor = _op(weight)
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        quantized: torch.Tensor = operators.fake_quant_mxfp4(weight)
         return quantized
     return straight_through(_eager, weight)
 
@@ -105,6 +103,11 @@ def fake_quant_mxfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
     return fake_quant_mxfp4_weight(x)
 
 
-def supports(x: torch.Tensor) -> Literal[True] | str:
-    """Return True if the kernels serve this tensor, else the reason why not."""
+def supports_weight(weight: torch.Tensor) -> Literal[True] | str:
+    """Return True if the kernel serves this tensor, else the reason why not."""
+    return unfit("weight", weight) or (True if weight.dim() else "weight has no axis")
+
+
+def supports_dynamic(x: torch.Tensor) -> Literal[True] | str:
+    """Return True if the kernel serves this tensor, else the reason why not."""
     return unfit("x", x) or (True if x.dim() else "x has no axis")

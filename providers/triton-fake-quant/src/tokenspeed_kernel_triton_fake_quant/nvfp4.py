@@ -9,16 +9,16 @@ from typing import Literal
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, tensor_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
-from tokenspeed_kernel_triton_fake_quant.operands import as_operand, unfit_operand
+from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_operand
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     divisor_parts,
     is_divisor_plain,
+    larger,
     largest,
     lower,
     quotient_by_parts,
@@ -28,31 +28,31 @@ from tokenspeed_kernel_triton_fake_quant.rounding import (
 )
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
-__all__ = ["fake_quant_nvfp4_dynamic", "fake_quant_nvfp4_weight", "supports_dynamic", "supports_weight"]
+__all__ = ["fake_quant_nvfp4_dynamic", "fake_quant_nvfp4_weight", "quantize", "supports_dynamic", "supports_weight"]
 
 _BLOCK = 16
 _TILE = 1024  # elements of a part
-_PARTS = 4  # of a program
+_PARTS = {4: 1, 2: 2}  # of a program, by the bytes of an element
 _SMALL = 2**17  # elements: so few, each program finds the tensor's maximum for itself, which saves two launches
 
 
 @triton.jit(do_not_specialize=[*SIZES, "numel"], do_not_specialize_on_alignment=["a_ptr"])
 def _nvfp4_kernel(
     x_ptr, y_ptr, a_ptr,
-    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64, mid: tl.int64, low: tl.int64,
+    groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64,
+    mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     numel: tl.int64,
     LAYOUT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr, ROWS_FIRST: tl.constexpr, LOOP: tl.constexpr,
     INT64: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
-    OWN_AMAX: tl.constexpr, FINITE_MAX: tl.constexpr, PARTS: tl.constexpr,
+    OWN_AMAX: tl.constexpr, REVERSED: tl.constexpr, FINITE_MAX: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     if OWN_AMAX:
-        so_far = tl.zeros((8192,), tl.float32)
+        so_far = tl.zeros((8192,), x_ptr.dtype.element_ty)
         for start in range(0, tl.cast(numel, tl.int32), 8192):
             within = start + tl.arange(0, 8192)
-            some = tl.load(x_ptr + within, mask=within < numel, other=0.0).to(tl.float32)
-            so_far = tl.maximum(so_far, tl.abs(some))  # drops NaN
-        tensor_amax = largest(so_far, 0, FINITE_MAX)
+            so_far = larger(so_far, tl.load(x_ptr + within, mask=within < numel, other=0.0))
+        tensor_amax = largest(so_far.to(tl.float32), 0, FINITE_MAX)
     else:
         given = tl.maximum(tl.load(a_ptr), 0.0)  # NaN becomes zero
         tensor_amax = tl.where(given == float("inf"), FINITE_MAX, given)
@@ -64,7 +64,10 @@ def _nvfp4_kernel(
         divisors = tensor_scale * (8.0 + tl.arange(0, 8))
         is_plain = tl.min(is_divisor_plain(divisors, 22).to(tl.int32), axis=0) == 1
         is_plain = is_plain & is_divisor_plain(block_divisor, 20) & (tensor_scale > 2.0**-70) & (tensor_scale < 2.0**70)
-    first = tl.cast(tl.program_id(0), tl.int64 if INT64 else tl.int32) * (PARTS * GROUPS)
+    program = tl.program_id(0)
+    if REVERSED:  # what was read last for the maximum is still in the cache
+        program = tl.num_programs(0) - 1 - program
+    first = tl.cast(program, tl.int64 if INT64 else tl.int32) * (PARTS * GROUPS)
     for part in range(PARTS):  # what is above costs as much as a part does
         x_offsets, y_offsets, mask = group_offsets(
             first + part * GROUPS + tl.arange(0, GROUPS)[:, None], tl.arange(0, SIZE)[None, :],
@@ -92,28 +95,25 @@ def _nvfp4_kernel(
 _kernel = Kernel(_nvfp4_kernel)
 
 
-def _quantize(x: torch.Tensor, amax: torch.Tensor | None, start: Start) -> torch.Tensor:
+def quantize(x: torch.Tensor, amax: torch.Tensor | None, start: Start) -> torch.Tensor:
+    """Return ``x`` in NVFP4 under ``amax``, a float32 tensor, or its own, by kernels started as asked."""
     y = torch.empty_like(x)
     if x.numel():
         grouping = grouped(x, y, _BLOCK, _TILE)
         if grouping is None:
-            return y.copy_(_quantize(x.contiguous(), amax, start))
+            return y.copy_(quantize(x.contiguous(), amax, start))
         is_own = amax is None and x.numel() <= _SMALL and x.is_contiguous()
+        is_reversed = amax is None and not is_own
         if amax is None:
             amax = x if is_own else tensor_amax(x, start)
-        constants = (*grouping.constants, is_own, FINITE_MAX[x.dtype], _PARTS)
-        grid = (-(-grouping.grid[0] // _PARTS), 1, 1)
+        parts = _PARTS[x.element_size()]
+        constants = (*grouping.constants, is_own, is_reversed, FINITE_MAX[x.dtype], parts)
+        grid = (-(-grouping.grid[0] // parts), 1, 1)
         start(_kernel, grid, (x, y, amax), (*grouping.sizes, x.numel()), constants, 2)
     return y
 
 
-@triton_op("tokenspeed_triton::fake_quant_nvfp4", mutates_args=())
-def _op(x: torch.Tensor, amax: torch.Tensor | None) -> torch.Tensor:
-    return _quantize(x, amax, Kernel.record)
-
-
-_op.register_autograd(lambda ctx, grad: (grad, None))
-_eager = partial(_quantize, start=Kernel.launch)
+_eager = partial(quantize, start=Kernel.launch)
 
 
 def fake_quant_nvfp4_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | float) -> torch.Tensor:
@@ -134,11 +134,11 @@ def fake_quant_nvfp4_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | fl
 
     Formula: the NVFP4 format as NVIDIA documents it.
     """
-    amax = as_operand("fake_quant_nvfp4_weight", "tensor_amax", tensor_amax, weight)
-    if amax.numel() != 1:
-        raise ValueError(f"fake_quant_nvfp4_weight: tensor_amax must have one element, got {tuple(amax.shape)}")
+    amax = as_one("fake_quant_nvfp4_weight", "tensor_amax", tensor_amax, weight)
     if not is_plain(weight, amax):
-        quantized: torch.Tensor = _op(weight, amax)
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        quantized: torch.Tensor = operators.fake_quant_nvfp4(weight, amax)
         return quantized
     return straight_through(_eager, weight, amax)
 
@@ -156,7 +156,9 @@ def fake_quant_nvfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
     Formula: the NVFP4 format as NVIDIA documents it.
     """
     if not is_plain(x):
-        quantized: torch.Tensor = _op(x, None)
+        from tokenspeed_kernel_triton_fake_quant import operators
+
+        quantized: torch.Tensor = operators.fake_quant_nvfp4(x, None)
         return quantized
     return straight_through(_eager, x, None)
 

@@ -8,7 +8,7 @@ import torch
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Tiling, tiling
 
-__all__ = ["as_operand", "tiled", "unfit_operand", "unfit_scale"]
+__all__ = ["as_one", "as_operand", "tiled", "unfit_operand", "unfit_scale", "warps"]
 
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
@@ -48,10 +48,25 @@ def as_operand(slot: str, name: str, value: torch.Tensor | float, x: torch.Tenso
     Raises:
         ValueError: it does not.
     """
+    if isinstance(value, torch.Tensor) and value.numel() != 1 and (fault := _misfit(name, value.shape, x.shape)):
+        raise ValueError(f"{slot}: {fault}; give one element, or one size per axis that is 1 or that axis's")
+    return _as_float32(value, x)
+
+
+def as_one(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
+    """Return a number, or a tensor of one element, as a float32 tensor on the device of ``x``.
+
+    Raises:
+        ValueError: it has not one element.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(f"{slot}: {name} must be a number or have one element, got shape {tuple(value.shape)}")
+    return _as_float32(value, x)
+
+
+def _as_float32(value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         return torch.full((), value, dtype=torch.float32, device=x.device)
-    if value.numel() != 1 and (fault := _misfit(name, value.shape, x.shape)):
-        raise ValueError(f"{slot}: {fault}; give one element, or one size per axis that is 1 or that axis's")
     return value if value.dtype == torch.float32 else value.float()
 
 
@@ -67,6 +82,11 @@ def tiled(
         return tiling.__wrapped__(tuple(x.shape), x.stride(), y.stride(), steps, shapes)
     strides = x.stride()
     return tiling(x.shape, strides, strides if y is x or x.is_contiguous() else y.stride(), steps, shapes)
+
+
+def warps(x: torch.Tensor) -> int:
+    """Return how many warps share a tile of 1024 elements: each thread reads 32 bytes."""
+    return x.element_size()
 
 
 def _steps_over(axes: int, operand: torch.Tensor) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ __all__ = [
     "divisor_parts",
     "is_divisor_plain",
     "kept_narrow",
+    "larger",
     "largest",
     "lower",
     "quotient_by_parts",
@@ -31,6 +32,7 @@ DIVIDES_BY_FMA = tl.constexpr(not triton.knobs.runtime.interpret)
 
 @triton.jit
 def clamp(value, lowest, highest):
+    """Return values within the bounds, and NaN."""
     return tl.clamp(value, lowest, highest, propagate_nan=tl.PropagateNan.ALL)  # by default NaN becomes a bound
 
 
@@ -42,7 +44,27 @@ def largest(x, AXIS: tl.constexpr, FINITE_MAX: tl.constexpr):
 
 
 @triton.jit
+def larger(so_far, x):
+    """Return the larger of ``so_far`` and the magnitude of ``x``, in the dtype of ``x``; NaN is ignored."""
+    # Two at a time, which Triton would convert to float32 one by one.
+    if DIVIDES_BY_FMA and x.dtype == tl.bfloat16:
+        so_far = tl.inline_asm_elementwise(
+            "{ .reg .b32 magnitude; and.b32 magnitude, $2, 0x7FFF7FFF; max.bf16x2 $0, $1, magnitude; }",
+            "=r,r,r", [so_far, x], tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    elif DIVIDES_BY_FMA and x.dtype == tl.float16:
+        so_far = tl.inline_asm_elementwise(
+            "{ .reg .b32 magnitude; and.b32 magnitude, $2, 0x7FFF7FFF; max.f16x2 $0, $1, magnitude; }",
+            "=r,r,r", [so_far, x], tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        so_far = tl.maximum(so_far.to(tl.float32), tl.abs(x.to(tl.float32))).to(x.dtype)
+    return so_far
+
+
+@triton.jit
 def lower(value, bound):
+    """Return what is lower, and NaN."""
     return tl.minimum(value, bound, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -65,13 +87,14 @@ def round_to_integer(value):
 def unsigned_zero(value, DTYPE: tl.constexpr):
     """Convert float32 values, multiples of at least 1e-12, to ``DTYPE``; a zero becomes +0."""
     value = (value + 0.0).to(DTYPE)
-    if DTYPE == tl.float16:  # the one in which a negative value may become zero when it is rounded
+    if value.dtype == tl.float16:  # the one in which a negative value may become zero when it is rounded
         value = tl.where(value == 0.0, 0.0, value)
     return value
 
 
 @triton.jit
 def with_sign_of(magnitude, x):
+    """Return magnitudes with the signs of ``x``, those of zeros too."""
     bits = magnitude.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)
     return bits.to(tl.float32, bitcast=True)
 
@@ -143,4 +166,5 @@ def is_divisor_plain(divisor, BITS: tl.constexpr):
 
 @triton.jit
 def quotient_by_parts(magnitude, high, low):
+    """Return the quotient by a divisor of those :func:`divisor_parts`: see :func:`is_divisor_plain`."""
     return tl.fma(magnitude, high, magnitude * low)

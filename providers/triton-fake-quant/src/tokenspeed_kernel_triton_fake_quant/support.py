@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 __all__ = ["PLAIN", "unfit"]
 
@@ -23,4 +24,6 @@ def unfit(name: str, x: torch.Tensor) -> str | None:
         return f"{name} has the layout {x.layout}, the kernel serves strided tensors"
     if not torch.compiler.is_dynamo_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "a functorch transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active, of which the kernel knows nothing"
     return None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-__all__ = ["SIZES", "TILES", "Tiling", "has_rest", "rest", "row_of_tiles", "tile", "tiling"]
+__all__ = ["PER_COLUMN", "SIZES", "TILES", "Tiling", "has_rest", "rest", "row_of_tiles", "tile", "tiling"]
 
 _INT32_LIMIT = 2**31 - 2**16
 _GRID_LIMIT = 65535  # programs along the second and third axis of a grid
@@ -23,6 +23,9 @@ _ROWS, _ONE_ROW, _STRIDED = 0, 1, 2
 
 TILES = ((512, (1, 1024)), (64, (8, 128)), (0, (64, 16)))
 """What most kernels use: the widest for which a row has enough columns."""
+
+PER_ROW, PER_COLUMN, PER_ELEMENT = 0, 1, 2
+"""How an operand varies in a tile; ``PER_ROW`` includes one element for all."""
 
 SIZES = [
     *("rows", "cols", "mid", "low"),
@@ -39,14 +42,14 @@ class Tiling(NamedTuple):
     sizes: tuple[int, ...]
     """Values of :data:`SIZES`: three outer axes of ``rows / mid / low``, ``mid`` and ``low`` elements."""
     constants: tuple[int | bool, ...]
-    """LAYOUT, S_ALONG (whether the operand varies along a row), ALIGNED, INT64, ROWS and COLS of a tile."""
-
-    warps: int
+    """LAYOUT, VARIES (how the operand does), ALIGNED, INT64, ROWS and COLS of a tile."""
 
     @property
-    def is_along(self) -> bool:
-        """Whether the operand varies along a row."""
-        return bool(self.constants[1])
+    def has_bytes(self) -> bool:
+        """Whether any eight neighbours of a tile are eight whole, aligned neighbours in a dense output."""
+        layout, _, aligned, *_ = self.constants
+        sizes = dict(zip(SIZES, self.sizes, strict=True))
+        return layout == _ONE_ROW or bool(aligned and sizes["y2"] == sizes["cols"])
 
 
 @lru_cache(maxsize=4096)
@@ -60,7 +63,8 @@ def tiling(
     """Return the tiling of a call from its shape and the strides of input, output and operand.
 
     ``shapes`` are those of tiles: ``(columns from which it is used, (rows, columns))``, the first for one long row.
-    None if more than four axes are left after merging.
+    Where an operand differs by column, the second of :data:`TILES` takes the first one's place, so that what is made of
+    the operand once serves several rows. None if more than four axes are left after merging.
     """
     sizes, strides = _merged(shape, (x, y, operand or (0,) * len(shape)))
     if len(sizes) > 4:
@@ -77,14 +81,19 @@ def tiling(
     else:
         layout = _STRIDED
     aligned = layout == _ROWS and not any(n % 16 for n in (cols, walks[0][2], walks[1][2]))
+    varies = PER_ROW
+    if walks[2][3] != 0:
+        varies = PER_ELEMENT if any(walks[2][:3]) else PER_COLUMN
+    if varies == PER_COLUMN and rows > 1 and shapes is TILES:
+        shapes = TILES[1:]
     tile_rows, tile_cols = shapes[0][1] if layout == _ONE_ROW else next(s for least, s in shapes if cols >= least)
     row_tiles = -(-rows // tile_rows)
     reach = max(sum((n - 1) * s for n, s in zip((*outer, cols), walk, strict=True)) for walk in walks)
     numbers = (rows, cols, outer[1], outer[2], *walks[0], *walks[1], *walks[2])
     wide = bool(max(reach, rows * cols) >= _INT32_LIMIT)
-    constants = (layout, bool(walks[2][3] != 0), aligned, wide, tile_rows, tile_cols)
+    constants = (layout, varies, aligned, wide, tile_rows, tile_cols)
     grid = (-(-cols // tile_cols), min(row_tiles, _GRID_LIMIT), -(-row_tiles // _GRID_LIMIT))
-    return Tiling(grid, numbers, constants, max(1, min(tile_rows * tile_cols // 512, 8)))
+    return Tiling(grid, numbers, constants)
 
 
 def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
@@ -125,18 +134,19 @@ def row_of_tiles():
 @triton.jit
 def tile(
     row_tile, col_tile, rows, cols, mid, low, x0, x1, x2, xc, y0, y1, y2, yc, s0, s1, s2, sc,
-    LAYOUT: tl.constexpr, S_ALONG: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
+    LAYOUT: tl.constexpr, VARIES: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Return a tile's offsets in input, output and operand, and the masks of the tile and of the operand.
 
-    Those are (ROWS, COLS), and of an operand that does not vary along a row (ROWS, 1), or one number in a tile of a row.
+    Those are (ROWS, COLS), and of an operand (ROWS, 1), or one number in a tile of one row, (1, COLS), or (ROWS, COLS).
     """
     row = _number(row_tile, False, INT64)
     if ROWS > 1:  # else it stays one number, which a program computes with once
         row = row * ROWS + tl.arange(0, ROWS)[:, None]
     col = _number(col_tile, False, INT64) * COLS + tl.arange(0, COLS)[None, :]
     is_row = row < _number(rows, False, INT64)
+    is_col = col < _number(cols, False, INT64)
     # Up to a multiple of 16, so that the compiler uses wide loads; `rest` has the others.
     mask = is_row & (col < _number(cols, ALIGNED | (LAYOUT == 1), INT64))
     if LAYOUT == 2:
@@ -151,10 +161,12 @@ def tile(
             x_offsets = row * _number(x2, ALIGNED, INT64) + col
             y_offsets = row * _number(y2, ALIGNED, INT64) + col
         s_offsets = row * _number(s2, False, INT64)
-    if S_ALONG:
-        return x_offsets, y_offsets, s_offsets + col * _number(sc, False, INT64), mask, mask
-    else:  # noqa: RET505 -- what follows a return is compiled too, and these are of other shapes
+    if VARIES == 0:
         return x_offsets, y_offsets, s_offsets, mask, is_row
+    elif VARIES == 1:  # noqa: RET505 -- what follows a return is compiled too, and these are of other shapes
+        return x_offsets, y_offsets, col * _number(sc, False, INT64), mask, is_col
+    else:
+        return x_offsets, y_offsets, s_offsets + col * _number(sc, False, INT64), mask, mask
 
 
 @triton.jit
@@ -164,15 +176,15 @@ def has_rest(row_tile, col_tile, cols, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def rest(cols, sc, S_ALONG: tl.constexpr, INT64: tl.constexpr):
+def rest(cols, sc, VARIES: tl.constexpr, INT64: tl.constexpr):
     """Return what :func:`tile` does, for the last elements of one long row; in input and output they are the same."""
     end = _number(cols, False, INT64)
     col = end // 16 * 16 + tl.arange(0, 16)[None, :]
     mask = col < end
-    if S_ALONG:
-        return col, col * _number(sc, False, INT64), mask, mask
-    else:  # noqa: RET505 -- as above
+    if VARIES == 0:
         return col, end * 0, mask, end > 0
+    else:  # noqa: RET505 -- as above
+        return col, col * _number(sc, False, INT64), mask, mask
 
 
 @triton.jit
