@@ -28,6 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TRITON_PROVIDER = "tokenspeed_kernel_triton_fake_quant"
+TESTS_SECONDS = 270  # for one folder, beside others
 CONFORMANCE_SECONDS = 200  # for one kernel, beside others
 _NO_TESTS = 5  # pytest's exit code where no test is marked
 _KERNELS = """
@@ -121,7 +122,15 @@ def _run_tests(site: Path, out: Path, folder: Path) -> dict[str, Any]:
     report = out / f"{folder.parent.name}.xml"
     started = time.perf_counter()
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--junitxml", str(report)]
-    done = subprocess.run([*command, str(folder)], cwd=ROOT, env=_environment(site), check=False)
+    try:
+        done = subprocess.run(
+            [*command, str(folder)], cwd=ROOT, env=_environment(site), timeout=TESTS_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        names = ("tests", "failures", "errors", "skipped")
+        late = f"{folder}: no end within {TESTS_SECONDS} s"
+        return {**dict.fromkeys(names, 0), "exit_code": 1, "seconds": TESTS_SECONDS, "ran": {}, "failed_tests": [late],
+                "skipped_tests": []}  # fmt: skip
     suite = next(ET.parse(report).getroot().iter("testsuite"))  # noqa: S314 -- a file that pytest has just written
     report.unlink()
     by_module: dict[str, int] = {}
