@@ -341,6 +341,37 @@ def test_masks_on_a_gpu(dtype: torch.dtype, kind: str, backend: str) -> None:
     assert gradients[0][:, :, -1].eq(0).all()
 
 
+def test_tensors_are_moved_to_where_kernels_can_read_them() -> None:
+    """What does not start at 16 bytes is copied there, with its strides, values and gradient; the rest is not."""
+    room = torch.randn(2 * 3 * 5 * 8 + 1, requires_grad=True)
+    q = room[1:].view(2, 5, 3, 8).transpose(1, 2)
+    moved = policy._aligned(q)
+    assert (q.data_ptr() % 16, moved.data_ptr() % 16) == (4, 0)
+    assert moved.stride() == q.stride()
+    assert torch.equal(moved, q)
+    moved.sum().backward()
+    assert float(room.grad.sum()) == q.numel()
+    assert policy._aligned(moved) is moved
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_tensors_at_any_address_on_a_gpu(dtype: torch.dtype) -> None:
+    """Queries, keys, values and masks that start between two multiples of 16 bytes give what aligned ones give."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        room = torch.empty(tensor.numel() + 1, device="cuda", dtype=tensor.dtype)
+        room[1:] = tensor.reshape(-1)
+        return room[1:].view(tensor.shape)
+
+    q, k, v = (torch.randn(2, 2, n, 64, device="cuda", dtype=dtype) for n in (32, 64, 64))
+    mask = torch.rand(2, 1, 32, 64, device="cuda").to(dtype)
+    for one in (None, mask):
+        expected = attend(q, k, v, attn_mask=one)
+        actual = attend(moved(q), moved(k), moved(v), attn_mask=None if one is None else moved(one))
+        assert torch.equal(actual, expected)
+
+
 @pytest.mark.gpu
 def test_very_long_masked_sequence_is_finite_or_refused() -> None:
     """Case 67: above 2**31 mask entries the answer is finite or a clear refusal, never 8.6 GB of scores unasked."""

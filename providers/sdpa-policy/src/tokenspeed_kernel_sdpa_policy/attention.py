@@ -86,8 +86,9 @@ def attend(
         attn_mask = _mask_for(q, attn_mask)
         if manual_attention_required():
             return manual_attention(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if attn_mask is not None and attn_mask.is_cuda:
-            attn_mask = _mask_on_gpu(q, attn_mask)
+        if q.is_cuda:
+            q, k, v = _aligned(q), _aligned(k), _aligned(v)
+            attn_mask = None if attn_mask is None else _aligned(_mask_on_gpu(q, attn_mask))
         # Chosen from sizes, `is_causal` may come as torch.SymBool, which the operator does not take. A branch makes a
         # bool of it under torch.compile too, where bool() leaves it symbolic.
         causal = True if is_causal else False  # noqa: SIM210
@@ -153,6 +154,18 @@ def _mask_on_gpu(q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return mask
     largest = torch.finfo(dtype).max  # a finite number stays finite: a row of the least number is uniform, not masked
     return torch.where(mask.isinf(), mask, mask.clamp(-largest, largest)).to(dtype)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy of it where it does not start at a multiple of 16 bytes.
+
+    The operator's kernels read 16 bytes at a time. From another address the memory-efficient one faults, which leaves
+    the device unusable for the rest of the process (H200, torch 2.11). A compiler sees to its own inputs.
+    """
+    is_wrapped = torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+    if is_wrapped or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return tensor  # what a trace, a transform or a subclass stands for has no address to ask for
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
 def _validate_eager(

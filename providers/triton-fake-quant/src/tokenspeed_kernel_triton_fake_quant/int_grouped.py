@@ -59,6 +59,7 @@ def _int_grouped_kernel(
     INT64: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     SCALE: tl.constexpr, RECIPROCAL: tl.constexpr, MASK: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
+    highest = tl.cast(highest, tl.float32)  # torch.compile takes a number for float64
     group = tl.cast(tl.program_id(0), tl.int64 if INT64 else tl.int32) * GROUPS + tl.arange(0, GROUPS)[:, None]
     s_offsets = group_scale_offsets(group, rows, row_groups, ROWS_FIRST, INT64)
     is_group = group < groups
