@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from tokenspeed_kernel import capture, epoch, settings
@@ -23,7 +24,37 @@ from tokenspeed_kernel.selection import Decision, decide
 __all__ = ["Dispatch", "handles"]
 
 _epoch = epoch.current
-_watch = capture.watch
+_NEVER = -1  # no epoch has this number
+
+
+def _ask_torch() -> bool:
+    """Return whether Dynamo is tracing, until :func:`_bind_torch` has found torch; outside a trace, let it look."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)  # another thread may be importing torch right now
+    if compiler is None:
+        return False
+    if compiler.is_dynamo_compiling():
+        return True
+    _bind_torch()
+    return False
+
+
+# torch's own answers, or those of a process without torch. They are names of this module, which Python finds soonest.
+_is_dynamo_compiling: Callable[[], bool] = _ask_torch
+_is_tracing: Callable[[], bool] = bool
+_compiler: Any = SimpleNamespace(_is_exporting_flag=False)
+
+
+def _bind_torch() -> None:
+    """Use torch's own answers from now on, if torch has been imported."""
+    global _compiler, _is_dynamo_compiling, _is_tracing  # noqa: PLW0603 -- facts of the process
+    torch = sys.modules.get("torch")
+    if torch is None or _is_dynamo_compiling is not _ask_torch or not hasattr(torch, "compiler"):
+        return
+    # The public torch.jit.is_tracing() and torch.compiler.is_exporting() wrap these two and cost three times as much.
+    _is_tracing = torch._C._is_tracing
+    if hasattr(torch.compiler, "_is_exporting_flag"):
+        _compiler = torch.compiler
+    _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Candidate:
@@ -45,10 +76,12 @@ class _Candidate:
 class _Plan:
     """Who to ask, in order, as of one epoch. A chain: its first link is reached sooner than a tuple's first item."""
 
-    __slots__ = ("epoch", "first", "forced")
+    __slots__ = ("epoch", "first", "forced", "hot")
 
     def __init__(self, epoch: int, candidates: Sequence[_Candidate], forced: str | None) -> None:
         self.epoch = epoch
+        self.hot = _NEVER
+        """``epoch`` once the first candidate is ready, which it then stays."""
         self.forced = forced
         self.first = candidates[0] if candidates else None
         for candidate, follower in itertools.pairwise(candidates):
@@ -94,13 +127,13 @@ class Dispatch:
     def __init__(self, contract: SlotContract) -> None:
         self.contract = contract
         self.unserved = itertools.count()
-        self._plan = _Plan(-1, (), None)
+        self._plan = _Plan(_NEVER, (), None)
         self._forced_plans: dict[str, _Plan] = {}
         self._counts: dict[str, Counts] = {}
         self._traced_candidates: tuple[_Candidate, ...] = ()
         self._traceable: tuple[tuple[Callable[..., object] | None, Callable[..., Any]], ...] = ()
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: PLR0912 -- a call of its own would cost a tenth
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the best kernel that accepts these arguments and return its result.
 
         A kernel that declines is passed over. One that raises is passed over too, and switched off for the rest of the
@@ -111,29 +144,65 @@ class Dispatch:
             NoKernelFoundError: an override forces a kernel that cannot serve this call.
             Exception: whatever every candidate raised, the reference last; out-of-memory errors at once.
         """
-        is_dynamo_compiling = _watch.is_dynamo_compiling  # in one line with the call, Python looks it up as a method
-        if is_dynamo_compiling():
+        if _is_dynamo_compiling():
             return self._traced_call(args, kwargs)
         plan = self._plan
-        if plan.epoch != _epoch.settled:
-            plan = self._current_plan()
-        is_tracing = _watch.is_tracing
-        if is_tracing() or _watch.compiler._is_exporting_flag:
-            return self._captured_call(plan, args, kwargs)
+        if plan.hot != _epoch.settled or _is_tracing() or _compiler._is_exporting_flag:
+            return self._considered_call(args, kwargs)
+        # What _serve does, for the first candidate: the loop would be a tenth of what a call costs.
+        candidate: Any = plan.first
         failures: list[tuple[_Candidate, Exception]] | None = None
-        candidate = plan.first
+        supports = candidate.supports
+        if supports is not None:
+            try:
+                verdict = supports(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001 -- a third party's code: the check's fault, not the call's
+                verdict = _raised(error)
+            if verdict is not True:
+                candidate.counts.decline(_text(verdict))
+                return self._serve(plan, candidate.next, None, args, kwargs)
+        try:
+            result = candidate.call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 -- raised again if nobody serves the call
+            failures = self._failed(None, candidate, error, args, kwargs)
+        else:
+            if result is not NotImplemented and (result is not None or self.contract.mutates):
+                next(candidate.served)
+                return result
+            candidate.counts.decline(f"returned {result!r}")
+        return self._serve(plan, candidate.next, failures, args, kwargs)
+
+    def _considered_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call that is recorded, or for which the plan is not the last one or its first kernel not ready."""
+        plan = self._current_plan()
+        if capture.is_exporting_or_tracing() is not None:
+            return self._captured_call(plan, args, kwargs)
+        result = self._serve(plan, plan.first, None, args, kwargs)
+        if plan.first is not None and plan.first.ready:
+            plan.hot = plan.epoch
+        return result
+
+    def _serve(
+        self,
+        plan: _Plan,
+        candidate: _Candidate | None,
+        failures: list[tuple[_Candidate, Exception]] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the first kernel from ``candidate`` on that accepts the call, and blame those before that failed."""
         while candidate is not None:
             if candidate.ready or self._prepare(plan, candidate):
                 verdict: object = True
                 if candidate.supports is not None:
                     try:
                         verdict = candidate.supports(*args, **kwargs)
-                    except Exception as error:  # noqa: BLE001 -- a third party's code: the check's fault, not the call's
+                    except Exception as error:  # noqa: BLE001 -- as above
                         verdict = _raised(error)
                 if verdict is True:
                     try:
                         result = candidate.call(*args, **kwargs)
-                    except Exception as error:  # noqa: BLE001 -- raised again below if nobody serves the call
+                    except Exception as error:  # noqa: BLE001 -- as above
                         failures = self._failed(failures, candidate, error, args, kwargs)
                     else:
                         if result is not NotImplemented and (result is not None or self.contract.mutates):
@@ -192,7 +261,7 @@ class Dispatch:
 
     def _current_plan(self) -> _Plan:
         """Return the plan of the present epoch for this thread and task."""
-        capture.bind()
+        _bind_torch()
         if self._plan.epoch != _epoch.value:
             self._forced_plans.clear()
             self._plan = self._make_plan(None)
