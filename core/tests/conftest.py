@@ -53,6 +53,7 @@ def _fresh_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if name.startswith((settings.OVERRIDE_PREFIX, "TOKENSPEED_KERNEL_", "LIBREYOLO_")):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(discovery, "_state", discovery._State())
+    kept = dict(dispatch.handles)  # other tests of the process hold them, as hosts do, for ever
     dispatch.handles.clear()
     dispatch.handles.update({contract.name: slots.Slot(contract) for contract in references.BUILT_IN})
     for name in set(references.contracts) - {contract.name for contract in references.BUILT_IN}:
@@ -63,6 +64,8 @@ def _fresh_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Platform.override(_platform())
     yield
     _forget()
+    dispatch.handles.clear()
+    dispatch.handles.update(kept)
 
 
 def _forget() -> None:
