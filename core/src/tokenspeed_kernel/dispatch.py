@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +13,18 @@ from tokenspeed_kernel import capture, epoch, settings
 from tokenspeed_kernel.contract import SlotContract
 from tokenspeed_kernel.counts import Counts
 from tokenspeed_kernel.explanation import Explanation
-from tokenspeed_kernel.notices import describe
 from tokenspeed_kernel.overrides import NoKernelFoundError, context_override, forced_kernel
+from tokenspeed_kernel.plan import NEVER, Candidate, Plan
 from tokenspeed_kernel.platform import Platform
 from tokenspeed_kernel.references import registry_with_references
-from tokenspeed_kernel.registry import KernelRegistry, Registration, load_attribute
+from tokenspeed_kernel.registry import KernelRegistry, load_attribute
 from tokenspeed_kernel.rules import Reason, Request, buildable, load_or_trip, trip
 from tokenspeed_kernel.selection import Decision, decide
+from tokenspeed_kernel.verdicts import declines, is_nobodys_fault, raised_text, verdict_text
 
 __all__ = ["Dispatch", "handles"]
 
 _epoch = epoch.current
-_NEVER = -1  # no epoch has this number
 
 
 def _ask_torch() -> bool:
@@ -57,51 +57,6 @@ def _bind_torch() -> None:
     _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-class _Candidate:
-    """A registration as a plan holds it; ``supports`` and ``call`` are imported when its turn first comes."""
-
-    __slots__ = ("call", "counts", "next", "ready", "registration", "served", "supports")
-
-    call: Callable[..., Any]
-    supports: Callable[..., object] | None
-
-    def __init__(self, registration: Registration, counts: Counts) -> None:
-        self.registration = registration
-        self.counts = counts
-        self.served = counts.served
-        self.ready = False
-        self.next: _Candidate | None = None
-
-
-class _Plan:
-    """Who to ask, in order, as of one epoch. A chain: its first link is reached sooner than a tuple's first item."""
-
-    __slots__ = ("epoch", "first", "forced", "hot")
-
-    def __init__(self, epoch: int, candidates: Sequence[_Candidate], forced: str | None) -> None:
-        self.epoch = epoch
-        self.hot = _NEVER
-        """``epoch`` once the first candidate is ready, which it then stays."""
-        self.forced = forced
-        self.first = candidates[0] if candidates else None
-        for candidate, follower in itertools.pairwise(candidates):
-            candidate.next = follower
-
-    def __iter__(self) -> Iterator[_Candidate]:
-        candidate = self.first
-        while candidate is not None:
-            yield candidate
-            candidate = candidate.next
-
-    def drop(self, gone: _Candidate) -> None:
-        """Take a candidate out of the chain; a call that stands on it goes on from there."""
-        if self.first is gone:
-            self.first = gone.next
-        for candidate in self:
-            if candidate.next is gone:
-                candidate.next = gone.next
-
-
 handles: dict[str, Any] = {}  # every slot by name: Dynamo hands the two functions below nothing but constants
 
 
@@ -127,10 +82,10 @@ class Dispatch:
     def __init__(self, contract: SlotContract) -> None:
         self.contract = contract
         self.unserved = itertools.count()
-        self._plan = _Plan(_NEVER, (), None)
-        self._forced_plans: dict[str, _Plan] = {}
+        self._plan = Plan(NEVER, (), None)
+        self._forced_plans: dict[str, Plan] = {}
         self._counts: dict[str, Counts] = {}
-        self._traced_candidates: tuple[_Candidate, ...] = ()
+        self._traced_candidates: tuple[Candidate, ...] = ()
         self._traceable: tuple[tuple[Callable[..., object] | None, Callable[..., Any]], ...] = ()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -151,15 +106,15 @@ class Dispatch:
             return self._considered_call(args, kwargs)
         # What _serve does, for the first candidate: the loop would be a tenth of what a call costs.
         candidate: Any = plan.first
-        failures: list[tuple[_Candidate, Exception]] | None = None
+        failures: list[tuple[Candidate, Exception]] | None = None
         supports = candidate.supports
         if supports is not None:
             try:
                 verdict = supports(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 -- a third party's code: the check's fault, not the call's
-                verdict = _raised(error)
+                verdict = raised_text(error)
             if verdict is not True:
-                candidate.counts.decline(_text(verdict))
+                candidate.counts.decline(verdict_text(verdict))
                 return self._serve(plan, candidate.next, None, args, kwargs)
         try:
             result = candidate.call(*args, **kwargs)
@@ -184,9 +139,9 @@ class Dispatch:
 
     def _serve(
         self,
-        plan: _Plan,
-        candidate: _Candidate | None,
-        failures: list[tuple[_Candidate, Exception]] | None,
+        plan: Plan,
+        candidate: Candidate | None,
+        failures: list[tuple[Candidate, Exception]] | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -198,7 +153,7 @@ class Dispatch:
                     try:
                         verdict = candidate.supports(*args, **kwargs)
                     except Exception as error:  # noqa: BLE001 -- as above
-                        verdict = _raised(error)
+                        verdict = raised_text(error)
                 if verdict is True:
                     try:
                         result = candidate.call(*args, **kwargs)
@@ -212,13 +167,13 @@ class Dispatch:
                             return result
                         candidate.counts.decline(f"returned {result!r}")
                 else:
-                    candidate.counts.decline(_text(verdict))
+                    candidate.counts.decline(verdict_text(verdict))
             candidate = candidate.next
         return self._unserved(plan, failures, args, kwargs)
 
     # --- captures ---------------------------------------------------------------------------------------------------
 
-    def _captured_call(self, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _captured_call(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call that ``torch.jit.trace`` or an exporter records. Nobody is blamed for what fails here."""
         for candidate in self._allowed_in(plan, capture.is_exporting_or_tracing() or "trace"):
             if candidate.supports is None or candidate.supports(*args, **kwargs) is True:
@@ -228,7 +183,7 @@ class Dispatch:
                     return result
         return None
 
-    def _allowed_in(self, plan: _Plan, kind: str) -> Iterator[_Candidate]:
+    def _allowed_in(self, plan: Plan, kind: str) -> Iterator[Candidate]:
         """Yield the candidates that may run in a capture, imported: references alone where the contract says so."""
         for candidate in plan:
             if kind in self.contract.portable_in and candidate.registration.spec.solution != "reference":
@@ -259,7 +214,7 @@ class Dispatch:
 
     # --- plans ------------------------------------------------------------------------------------------------------
 
-    def _current_plan(self) -> _Plan:
+    def _current_plan(self) -> Plan:
         """Return the plan of the present epoch for this thread and task."""
         _bind_torch()
         if self._plan.epoch != _epoch.value:
@@ -273,15 +228,15 @@ class Dispatch:
             plan = self._forced_plans[wanted] = self._make_plan(wanted)
         return plan
 
-    def _make_plan(self, context: str | None) -> _Plan:
+    def _make_plan(self, context: str | None) -> Plan:
         now = _epoch.value  # read first: a change while the plan is made leaves it stale, never wrong
         decision = self._decide(context)
-        candidates = tuple(_Candidate(r, self._counts_of(r.spec.name)) for r in decision.ranked)
+        candidates = tuple(Candidate(r, self._counts_of(r.spec.name)) for r in decision.ranked)
         if settings.current().verbose:
             import logging
 
             logging.getLogger("tokenspeed_kernel").warning("%s", self._explain(decision, (), {}))
-        return _Plan(now, candidates, decision.request.forced)
+        return Plan(now, candidates, decision.request.forced)
 
     def _decide(self, context: str | None) -> Decision:
         registry, contract = registry_with_references(), self.contract
@@ -309,7 +264,7 @@ class Dispatch:
     def _counts_of(self, kernel: str) -> Counts:
         return self._counts.setdefault(kernel, Counts())
 
-    def _prepare(self, plan: _Plan, candidate: _Candidate) -> bool:
+    def _prepare(self, plan: Plan, candidate: Candidate) -> bool:
         """Probe and import a candidate whose turn has come; drop it from the plan if that fails."""
         registry = KernelRegistry.get()
         if buildable(registry, candidate.registration) is None:
@@ -326,15 +281,15 @@ class Dispatch:
 
     def _failed(
         self,
-        failures: list[tuple[_Candidate, Exception]] | None,
-        candidate: _Candidate,
+        failures: list[tuple[Candidate, Exception]] | None,
+        candidate: Candidate,
         error: Exception,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> list[tuple[_Candidate, Exception]]:
+    ) -> list[tuple[Candidate, Exception]]:
         """Note the failure and return all so far, or raise what must not be answered by another kernel."""
         next(candidate.counts.failed)
-        if _is_nobodys_fault(error):
+        if is_nobodys_fault(error):
             raise error
         if self.contract.validate is not None:
             load_attribute(self.contract.validate)(*args, **kwargs)
@@ -356,8 +311,8 @@ class Dispatch:
 
     def _unserved(
         self,
-        plan: _Plan,
-        failures: list[tuple[_Candidate, Exception]] | None,
+        plan: Plan,
+        failures: list[tuple[Candidate, Exception]] | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
@@ -382,7 +337,8 @@ class Dispatch:
         """
         plan = self._current_plan()
         for candidate in plan:
-            if (candidate.ready or self._prepare(plan, candidate)) and _accepts(candidate, args, kwargs):
+            is_ready = candidate.ready or self._prepare(plan, candidate)
+            if is_ready and declines(candidate.registration, args, kwargs) is None:
                 next(candidate.counts.bound)
                 return candidate.call
         return None
@@ -398,7 +354,7 @@ class Dispatch:
         for registration in decision.ranked:
             reason = buildable(registry, registration)
             if reason is None and (args or kwargs):
-                reason = _declines(registration, args, kwargs)
+                reason = declines(registration, args, kwargs)
             if reason is not None:
                 refused[registration.spec.name] = reason
         everyone = (*decision.ranked, *decision.others)
@@ -413,67 +369,10 @@ class Dispatch:
         return {kernel: counts.to_dict() for kernel, counts in sorted(self._counts.items())}
 
 
-def _trip(failures: list[tuple[_Candidate, Exception]]) -> None:
+def _trip(failures: list[tuple[Candidate, Exception]]) -> None:
     registry = KernelRegistry.get()
     for candidate, error in failures:
         trip(registry, candidate.registration, error)
-
-
-def _accepts(candidate: _Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return _declines(candidate.registration, args, kwargs) is None
-
-
-def _declines(registration: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
-    name, supports = registration.spec.name, registration.spec.supports
-    if supports is None:
-        return None
-    try:
-        verdict = load_attribute(supports)(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 -- as in a call: a fault of the check declines
-        return Reason(name, "accepting", "supports_raised", _raised(error), "report it to its provider")
-    return None if verdict is True else Reason(name, "accepting", "declined", _text(verdict), _DECLINED_REMEDY)
-
-
-_DECLINED_REMEDY = "change the arguments to fit, or leave them to the kernel that is chosen"
-
-
-def _raised(error: Exception) -> str:
-    """Return why a ``supports`` that raised declines; raise again what is nobody's fault."""
-    if _is_nobodys_fault(error):
-        raise error
-    return f"its supports() raised {describe(error)}"
-
-
-def _text(verdict: object) -> str:
-    """Return why a kernel declined, from what its ``supports`` answered."""
-    if isinstance(verdict, str):
-        return verdict
-    if verdict is None or verdict is False:
-        return "declines these arguments without a reason"
-    return f"its supports() answered {verdict!r}, which is neither True, False, None nor a str"
-
-
-# What CUDA says once a context is beyond use: every later call in the process fails, whoever makes it. Errors that
-# leave it usable, such as a launch with too many threads or a missing kernel image, are their kernel's.
-_POISON = (
-    "illegal memory access",
-    "illegal instruction",
-    "misaligned address",
-    "invalid program counter",
-    "invalid address space",
-    "unspecified launch failure",
-    "device-side assert",
-    "hardware stack error",
-    "uncorrectable ecc",
-)
-
-
-def _is_nobodys_fault(error: Exception) -> bool:
-    """Return whether an error says nothing about the kernel: no memory, or a device context that is beyond use."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = describe(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _POISON)
 
 
 _told = False
