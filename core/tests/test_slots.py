@@ -99,10 +99,10 @@ def test_active_names_the_first_solution() -> None:
     """``active`` maps every slot to the solution that comes first, or "unavailable"."""
     declare_slot(DOUBLE)
     register("sdpa", _answer("mine"), name="mine")
-    unregister("fake_quant_fp8", "reference")
+    for name in FAKE_QUANT:  # their references need torch, which may be missing here
+        unregister(name, "reference")
     expected = {"double": "reference", "sdpa": "mine", "ms_deform_attn": "unavailable"}
-    expected |= dict.fromkeys(FAKE_QUANT, "reference") | {"fake_quant_fp8": "unavailable"}
-    assert active() == expected
+    assert active() == {**expected, **dict.fromkeys(FAKE_QUANT, "unavailable")}
 
 
 def test_default_priorities() -> None:
