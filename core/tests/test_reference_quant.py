@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = pytest.importorskip("torch")
+from tensors import assert_same_bits, random_tensor
 from tokenspeed_kernel import references
 from tokenspeed_kernel.reference import quant
 from tokenspeed_kernel.reference.quant import (
@@ -25,7 +27,6 @@ from tokenspeed_kernel.reference.quant import (
     fake_quant_nvfp4_dynamic,
     fake_quant_nvfp4_weight,
 )
-from tokenspeed_kernel.testing.parity import differing_bits
 
 Quantize = Callable[[Any], Any]
 
@@ -48,15 +49,7 @@ every_slot = pytest.mark.parametrize("slot", SLOTS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 
-def _assert_same(actual: torch.Tensor, expected: Any) -> None:
-    """Compare bits, NaN with NaN."""
-    expected = torch.as_tensor(expected, dtype=actual.dtype).reshape(actual.shape)
-    assert differing_bits(actual.detach(), expected.detach()) is None
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (100 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+_random = partial(random_tensor, spread=100.0)
 
 
 def _gradient(quantize: Quantize, x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
@@ -101,7 +94,7 @@ def test_other_ranks(slot: str, shape: tuple[int, ...]) -> None:
 def test_single_number(slot: str, dtype: torch.dtype) -> None:
     """A 0-d input gives the value that it has in a row, 0-d (case 5)."""
     x = torch.tensor(17.3, dtype=dtype)
-    _assert_same(SLOTS[slot](x), SLOTS[slot](x.reshape(1)).reshape(()))
+    assert_same_bits(SLOTS[slot](x), SLOTS[slot](x.reshape(1)).reshape(()))
 
 
 @pytest.mark.parametrize("slot", sorted(set(SLOTS) - {"fake_quant_fp8", "fake_quant_int8_affine"}))
@@ -125,7 +118,7 @@ def test_other_dtypes_are_refused(slot: str, dtype: torch.dtype) -> None:
 def test_narrow_output_is_rounded_once(slot: str, dtype: torch.dtype) -> None:
     """The float32 value of the same input is rounded to the dtype at the end, and nowhere before."""
     x = _random((40, 50), dtype)
-    _assert_same(SLOTS[slot](x), SLOTS[slot](x.float()).to(dtype))
+    assert_same_bits(SLOTS[slot](x), SLOTS[slot](x.float()).to(dtype))
 
 
 def _strided(slot: str) -> dict[str, torch.Tensor]:
@@ -157,7 +150,7 @@ def test_strides_do_not_matter(slot: str, dtype: torch.dtype) -> None:
         x = strided if dtype == torch.float32 else strided.to(dtype)  # preserves the strides
         before = x.clone()
         actual = SLOTS[slot](x)
-        _assert_same(actual, SLOTS[slot](x.contiguous()))
+        assert_same_bits(actual, SLOTS[slot](x.contiguous()))
         assert torch.equal(x, before), name
         if torch.ops.aten.is_non_overlapping_and_dense(x):
             assert actual.stride() == x.stride(), name
@@ -168,8 +161,8 @@ def test_strides_do_not_matter(slot: str, dtype: torch.dtype) -> None:
 def test_zeros_stay_zeros(slot: str, dtype: torch.dtype) -> None:
     """Zeros give zeros, with the gradient of ones: no 0/0 (case 86). Integers have one zero, floats keep the sign."""
     x = torch.tensor([[0.0, -0.0] * 16] * 4, dtype=dtype)
-    _assert_same(SLOTS[slot](x), torch.zeros(4, 32) if slot in INTEGERS else x)
-    _assert_same(_gradient(SLOTS[slot], x, torch.ones_like(x)), torch.ones(4, 32))
+    assert_same_bits(SLOTS[slot](x), torch.zeros_like(x) if slot in INTEGERS else x)
+    assert_same_bits(_gradient(SLOTS[slot], x, torch.ones_like(x)), torch.ones_like(x))
 
 
 @every_slot
@@ -179,7 +172,7 @@ def test_nan_stays_in_its_element(slot: str, dtype: torch.dtype) -> None:
     x = torch.ones(2, 32, dtype=dtype)
     expected = SLOTS[slot](x).clone()
     x[0, 3] = expected[0, 3] = NAN
-    _assert_same(SLOTS[slot](x), expected)
+    assert_same_bits(SLOTS[slot](x), expected)
 
 
 @every_slot
@@ -188,7 +181,7 @@ def test_all_nan(slot: str) -> None:
     x = torch.full((2, 40), NAN)
     assert bool(SLOTS[slot](x).isnan().all())
     cotangent = _random((2, 40))
-    _assert_same(_gradient(SLOTS[slot], x, cotangent), torch.zeros(2, 40) if slot in MASKED else cotangent)
+    assert_same_bits(_gradient(SLOTS[slot], x, cotangent), torch.zeros(2, 40) if slot in MASKED else cotangent)
 
 
 @every_slot
@@ -209,7 +202,7 @@ def test_infinite_maximum_counts_as_the_largest_finite(slot: str, dtype: torch.d
     x = _random((3, 40), dtype)
     infinite, finite = x.clone(), x.clone()
     infinite[1, 5], finite[1, 5] = INF, torch.finfo(dtype).max
-    _assert_same(SLOTS[slot](infinite), SLOTS[slot](finite))
+    assert_same_bits(SLOTS[slot](infinite), SLOTS[slot](finite))
 
 
 @pytest.mark.parametrize("slot", sorted(set(SLOTS) - MASKED))
@@ -220,13 +213,13 @@ def test_gradient_is_the_identity(slot: str, dtype: torch.dtype) -> None:
     two_maxima = _random((4, 64), dtype)
     two_maxima[:, 7], two_maxima[:, 11] = 1000.0, -1000.0
     for x in (_random((4, 64), dtype), torch.full((4, 64), 3.0, dtype=dtype), two_maxima):
-        _assert_same(_gradient(SLOTS[slot], x, cotangent), cotangent)
+        assert_same_bits(_gradient(SLOTS[slot], x, cotangent), cotangent)
 
 
 def test_gradient_of_a_dynamic_channel_maximum_is_the_identity() -> None:
     """With its own scale every weight is in range, and the maximum's gradient passes unchanged (case 31)."""
     x, cotangent = _random((4, 64)), _random((4, 64), seed=1)
-    _assert_same(_gradient(fake_quant_int8_per_channel, x, cotangent), cotangent)
+    assert_same_bits(_gradient(fake_quant_int8_per_channel, x, cotangent), cotangent)
 
 
 @every_slot
@@ -244,9 +237,9 @@ def test_same_bits_in_every_batch_position(slot: str) -> None:
     """A row gives the same bits alone, in a batch and on a second run, for any number of rows (case 43)."""
     x = _random((33, 16 if "nvfp4" in slot else 257))
     whole = SLOTS[slot](x)
-    _assert_same(SLOTS[slot](x), whole)
+    assert_same_bits(SLOTS[slot](x), whole)
     if slot != OWN_TENSOR_MAXIMUM:
-        _assert_same(torch.cat([SLOTS[slot](row) for row in x.split(1)]), whole)
+        assert_same_bits(torch.cat([SLOTS[slot](row) for row in x.split(1)]), whole)
 
 
 @every_slot
@@ -255,8 +248,8 @@ def test_compiled_function_equals_eager(slot: str) -> None:
     torch.compiler.reset()
     x, cotangent = _random((4, 40)), _random((4, 40), seed=1)
     compiled = torch.compile(SLOTS[slot], fullgraph=True, backend="aot_eager")
-    _assert_same(compiled(x.clone().requires_grad_()), SLOTS[slot](x))
-    _assert_same(_gradient(compiled, x, cotangent), _gradient(SLOTS[slot], x, cotangent))
+    assert_same_bits(compiled(x.clone().requires_grad_()), SLOTS[slot](x))
+    assert_same_bits(_gradient(compiled, x, cotangent), _gradient(SLOTS[slot], x, cotangent))
 
 
 @pytest.mark.parametrize("slot", ["fake_quant_int_grouped", "fake_quant_mxfp4_dynamic"])
@@ -264,7 +257,7 @@ def test_inductor_keeps_a_short_last_group(slot: str) -> None:
     """The default backend has the eager bits where the row is no multiple of the group (case 17)."""
     torch.compiler.reset()
     x = _random((5, 40))
-    _assert_same(torch.compile(SLOTS[slot], fullgraph=True)(x), SLOTS[slot](x))
+    assert_same_bits(torch.compile(SLOTS[slot], fullgraph=True)(x), SLOTS[slot](x))
 
 
 @every_slot
@@ -273,9 +266,9 @@ def test_functional_transforms(slot: str) -> None:
     batch, cotangent = _random((3, 4, 40)), _random((4, 40), seed=1)
     gradient = torch.func.grad(lambda x: (SLOTS[slot](x) * cotangent).sum())
     expected = torch.stack([_gradient(SLOTS[slot], x, cotangent) for x in batch])
-    _assert_same(gradient(batch[0]), expected[0])
-    _assert_same(torch.func.vmap(SLOTS[slot])(batch), torch.stack([SLOTS[slot](x) for x in batch]))
-    _assert_same(torch.func.vmap(gradient)(batch), expected)
+    assert_same_bits(gradient(batch[0]), expected[0])
+    assert_same_bits(torch.func.vmap(SLOTS[slot])(batch), torch.stack([SLOTS[slot](x) for x in batch]))
+    assert_same_bits(torch.func.vmap(gradient)(batch), expected)
 
 
 class _Module(torch.nn.Module):
@@ -301,7 +294,7 @@ def test_export_records_plain_operators(slot: str, strict: bool, dtype: torch.dt
     program = torch.export.export(_Module(SLOTS[slot]), (x,), strict=strict)
     nodes = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert {target.split(".")[0] for target in nodes} == {"aten"}
-    _assert_same(program.module()(x), SLOTS[slot](x))
+    assert_same_bits(program.module()(x), SLOTS[slot](x))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit", "ignore::DeprecationWarning:torch")
@@ -313,4 +306,4 @@ def test_trace_records_plain_operators(slot: str, dtype: torch.dtype) -> None:
     assert {node.kind().split("::")[0] for node in traced.graph.nodes()} == {"aten", "prim"}
     assert "PythonOp" not in str(traced.graph)
     x = _random((5, 71), dtype, seed=1)
-    _assert_same(traced(x), SLOTS[slot](x))
+    assert_same_bits(traced(x), SLOTS[slot](x))

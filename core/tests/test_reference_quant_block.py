@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 else:
     np = pytest.importorskip("numpy")
     torch = pytest.importorskip("torch")
+from tensors import assert_same_bits, random_tensor
 from tokenspeed_kernel.reference.quant import (
     fake_quant_mxfp4_dynamic,
     fake_quant_mxfp4_weight,
     fake_quant_nvfp4_dynamic,
     fake_quant_nvfp4_weight,
 )
-from tokenspeed_kernel.testing.parity import differing_bits
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -35,17 +35,6 @@ E4M3 = sorted(
 )
 mxfp4 = pytest.mark.parametrize("quantize", [fake_quant_mxfp4_weight, fake_quant_mxfp4_dynamic])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-def _assert_same(actual: torch.Tensor, expected: Any) -> None:
-    """Compare bits, NaN with NaN."""
-    expected = torch.as_tensor(expected, dtype=actual.dtype).reshape(actual.shape)
-    assert differing_bits(actual.detach(), expected.detach()) is None
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def _nearest(codes: list[Fraction], value: float) -> float:
@@ -116,17 +105,17 @@ def test_elements_are_rounded_exactly(dtype: torch.dtype) -> None:
     """Codes survive, midpoints go to the even code, their neighbours to the nearest: by exact arithmetic (case 89)."""
     values = _critical_points(dtype)
     expected = torch.tensor([_nearest(E2M1, value) for value in values.tolist()], dtype=dtype)
-    _assert_same(fake_quant_mxfp4_dynamic(_unit_blocks(values, 32))[:, 1], expected)
+    assert_same_bits(fake_quant_mxfp4_dynamic(_unit_blocks(values, 32))[:, 1], expected)
     inside = values.abs() <= 6  # a larger one would change the scale
-    _assert_same(fake_quant_nvfp4_weight(_unit_blocks(values[inside], 16), UNIT)[:, 1], expected[inside])
+    assert_same_bits(fake_quant_nvfp4_weight(_unit_blocks(values[inside], 16), UNIT)[:, 1], expected[inside])
 
 
 def test_elements_agree_with_ml_dtypes() -> None:
     """The rounding is that of ml_dtypes' float4_e2m1fn."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    values = torch.cat([_critical_points(torch.float32), 3 * _random((5000,))]).clamp(-7.9, 7.9)
+    values = torch.cat([_critical_points(torch.float32), 3 * random_tensor((5000,))]).clamp(-7.9, 7.9)
     expected = values.numpy().astype(ml_dtypes.float4_e2m1fn).astype("float32")
-    _assert_same(fake_quant_mxfp4_weight(_unit_blocks(values, 32))[:, 1], torch.from_numpy(expected))
+    assert_same_bits(fake_quant_mxfp4_weight(_unit_blocks(values, 32))[:, 1], torch.from_numpy(expected))
 
 
 @mxfp4
@@ -134,22 +123,22 @@ def test_elements_agree_with_ml_dtypes() -> None:
 def test_mxfp4_equals_the_definition(quantize: Any, dtype: torch.dtype) -> None:
     """Blocks of 32 with a short last one, of any shape, by exact arithmetic."""
     for shape in ((4, 64), (3, 33), (5, 31), (2, 3, 40), (16,), (1,)):
-        x = _random(shape, dtype)
-        _assert_same(quantize(x), _mxfp4_model(x))
+        x = random_tensor(shape, dtype)
+        assert_same_bits(quantize(x), _mxfp4_model(x))
 
 
 @pytest.mark.parametrize("exponent", range(-45, 39, 3))
 def test_mxfp4_of_any_size(exponent: int) -> None:
     """From subnormal to the largest: no overflow, nothing flushed."""
-    x = _random((4, 64)) * 10.0**exponent
-    _assert_same(fake_quant_mxfp4_dynamic(x), _mxfp4_model(x))
+    x = random_tensor((4, 64)) * 10.0**exponent
+    assert_same_bits(fake_quant_mxfp4_dynamic(x), _mxfp4_model(x))
 
 
 @pytest.mark.parametrize("exponent", [-300, -45, -38, 0, 37, 38, 39, 45, 300])
 def test_mxfp4_exponents_are_clamped(exponent: int) -> None:
     """A float64 may need an exponent beyond ±127: the element is then zero, or the largest."""
-    x = _random((4, 64), torch.float64) * 10.0**exponent
-    _assert_same(fake_quant_mxfp4_weight(x), _mxfp4_model(x))
+    x = random_tensor((4, 64), torch.float64) * 10.0**exponent
+    assert_same_bits(fake_quant_mxfp4_weight(x), _mxfp4_model(x))
 
 
 def test_mxfp4_exponent_at_every_power_of_two() -> None:
@@ -157,7 +146,7 @@ def test_mxfp4_exponent_at_every_power_of_two() -> None:
     powers = torch.tensor([math.ldexp(1.0, n) for n in range(-149, 128)])
     near = [torch.nextafter(powers, torch.full_like(powers, to)) for to in (INF, 0.0)]
     x = torch.cat([powers, *near])[:, None] * torch.tensor([1.0, -0.5, 0.25])
-    _assert_same(fake_quant_mxfp4_dynamic(x), _mxfp4_model(x))
+    assert_same_bits(fake_quant_mxfp4_dynamic(x), _mxfp4_model(x))
 
 
 @mxfp4
@@ -166,26 +155,26 @@ def test_mxfp4_tiny_blocks(quantize: Any) -> None:
     for value, expected in ((6 * 2.0**-127, 6 * 2.0**-127), (2.0**-128, 2.0**-128), (2.0**-149, 0.0)):
         x = torch.zeros(1, 32)
         x[0, 0] = value
-        _assert_same(quantize(x)[0, 0], expected)
+        assert_same_bits(quantize(x)[0, 0], expected)
     x = torch.zeros(1, 32, dtype=torch.bfloat16)
     x[0, 0], x[0, 1] = 5.7176e-35, 5.7176e-35 / 4
-    _assert_same(quantize(x)[0, :2], [4 * 2.0**-116, 2.0**-116])
+    assert_same_bits(quantize(x)[0, :2], [4 * 2.0**-116, 2.0**-116])
 
 
 @mxfp4
 def test_mxfp4_saturates(quantize: Any) -> None:
     """The floor rule puts the largest of a block beyond the grid: it becomes 6 * 2**e (case 58)."""
-    _assert_same(quantize(torch.tensor([127.99999, 32.0])), [96.0, 32.0])
-    _assert_same(quantize(torch.tensor([3.4e38, 8.5e37])), [6 * 2.0**125, 2.0**126])
-    _assert_same(quantize(torch.tensor([957.0, 902.4, 960.0, 832.0])), [768.0] * 4)
+    assert_same_bits(quantize(torch.tensor([127.99999, 32.0])), [96.0, 32.0])
+    assert_same_bits(quantize(torch.tensor([3.4e38, 8.5e37])), [6 * 2.0**125, 2.0**126])
+    assert_same_bits(quantize(torch.tensor([957.0, 902.4, 960.0, 832.0])), [768.0] * 4)
 
 
 def test_tail_block_has_its_own_scale() -> None:
     """The last block may be short, is quantized, and has its own scale (case 17)."""
-    _assert_same(fake_quant_mxfp4_dynamic(torch.arange(1.0, 34.0)[None])[0, 30:], [32.0] * 3)
+    assert_same_bits(fake_quant_mxfp4_dynamic(torch.arange(1.0, 34.0)[None])[0, 30:], [32.0] * 3)
     x = torch.arange(1.0, 21.0)[None]
     actual = fake_quant_nvfp4_dynamic(x)
-    _assert_same(actual, _nvfp4_model(x, 20.0))
+    assert_same_bits(actual, _nvfp4_model(x, 20.0))
     torch.testing.assert_close(actual[0, :4], torch.tensor([1.3095, 2.6190, 2.6190, 3.9286]), rtol=0, atol=1e-4)
     torch.testing.assert_close(actual[0, 16:], torch.full((4,), 20.0))
 
@@ -194,19 +183,19 @@ def test_tail_block_has_its_own_scale() -> None:
 def test_nvfp4_equals_the_definition(dtype: torch.dtype) -> None:
     """Blocks of 16 with a short last one, of any shape, under the tensor's own maximum and others."""
     for shape in ((4, 64), (33, 16), (1, 16), (5, 31), (2, 3, 20), (7,), (1,)):
-        x = _random(shape, dtype)
+        x = random_tensor(shape, dtype)
         x[..., :1] *= 100  # so that the blocks' scales differ
         amax = float(x.abs().max())
-        _assert_same(fake_quant_nvfp4_dynamic(x), _nvfp4_model(x, amax))
+        assert_same_bits(fake_quant_nvfp4_dynamic(x), _nvfp4_model(x, amax))
         for given in (amax, amax / 7, amax * 1000, 1e30):
-            _assert_same(fake_quant_nvfp4_weight(x, given), _nvfp4_model(x, given))
+            assert_same_bits(fake_quant_nvfp4_weight(x, given), _nvfp4_model(x, given))
 
 
 @pytest.mark.parametrize("exponent", range(-45, 39, 3))
 def test_nvfp4_of_any_size(exponent: int) -> None:
     """From subnormal to the largest, the tensor's scale may be subnormal or zero."""
-    x = _random((4, 48)) * 10.0**exponent
-    _assert_same(fake_quant_nvfp4_dynamic(x), _nvfp4_model(x, float(x.abs().max())))
+    x = random_tensor((4, 48)) * 10.0**exponent
+    assert_same_bits(fake_quant_nvfp4_dynamic(x), _nvfp4_model(x, float(x.abs().max())))
 
 
 def test_nvfp4_block_scales() -> None:
@@ -215,7 +204,7 @@ def test_nvfp4_block_scales() -> None:
     for n, size in enumerate((17.0, 19.0, 464.0, 500.0)):
         x[n, 0], x[n, 1] = 6 * size, 3 * size
     expected = [[96, 48], [120, 60], [2688, 1344], [2688, 1344]]
-    _assert_same(fake_quant_nvfp4_weight(x, UNIT)[:, :2], expected)
+    assert_same_bits(fake_quant_nvfp4_weight(x, UNIT)[:, :2], expected)
 
 
 def test_nvfp4_block_scale_that_underflows() -> None:
@@ -223,25 +212,25 @@ def test_nvfp4_block_scale_that_underflows() -> None:
     x = torch.zeros(2, 16)
     x[0, 0], x[1] = UNIT, 0.005
     x[1, 1], x[1, 2], x[1, 3] = -0.005, NAN, -0.0
-    _assert_same(fake_quant_nvfp4_weight(x, UNIT)[1], [0.0, -0.0, NAN, -0.0] + [0.0] * 12)
-    _assert_same(fake_quant_nvfp4_dynamic(x)[1], [0.0, -0.0, NAN, -0.0] + [0.0] * 12)
+    assert_same_bits(fake_quant_nvfp4_weight(x, UNIT)[1], [0.0, -0.0, NAN, -0.0] + [0.0] * 12)
+    assert_same_bits(fake_quant_nvfp4_dynamic(x)[1], [0.0, -0.0, NAN, -0.0] + [0.0] * 12)
 
 
 @pytest.mark.parametrize("amax", [0.0, -0.0, -1.0, NAN, 1e-45, torch.tensor(-INF), torch.tensor([NAN])], ids=str)
 def test_nvfp4_without_a_tensor_scale(amax: Any) -> None:
     """A maximum that is zero, negative or NaN, or whose scale underflows, gives signed zeros, never NaN (case 86)."""
     x = torch.tensor([1.0, -1.0, 0.0, -0.0, INF, -INF, NAN])
-    _assert_same(fake_quant_nvfp4_weight(x, amax), [0.0, -0.0, 0.0, -0.0, 0.0, -0.0, NAN])
+    assert_same_bits(fake_quant_nvfp4_weight(x, amax), [0.0, -0.0, 0.0, -0.0, 0.0, -0.0, NAN])
 
 
 @every_dtype
 def test_nvfp4_infinite_maximum(dtype: torch.dtype) -> None:
     """An infinite tensor maximum counts as the largest finite value of the weight's dtype."""
-    x = _random((4, 40), dtype)
+    x = random_tensor((4, 40), dtype)
     x[0] = x[0] * 1e4
     for given in (INF, torch.tensor(INF), torch.tensor([INF], dtype=torch.float16)):
         largest = torch.tensor(torch.finfo(dtype).max, dtype=torch.float64)
-        _assert_same(fake_quant_nvfp4_weight(x, given), fake_quant_nvfp4_weight(x, largest))
+        assert_same_bits(fake_quant_nvfp4_weight(x, given), fake_quant_nvfp4_weight(x, largest))
 
 
 @pytest.mark.parametrize("quantize", [fake_quant_nvfp4_dynamic, lambda x: fake_quant_nvfp4_weight(x, 6e-7)])
@@ -251,40 +240,40 @@ def test_small_tensors_are_not_flattened(quantize: Any) -> None:
     x = (1e-7 * codes)[None]
     torch.testing.assert_close(quantize(x), x, rtol=3e-7, atol=0)
     tiny = 2.0**-40 * codes[None]
-    _assert_same(fake_quant_mxfp4_dynamic(tiny), tiny)
+    assert_same_bits(fake_quant_mxfp4_dynamic(tiny), tiny)
 
 
 def test_infinity_leaves_other_blocks_alone() -> None:
     """Small neighbours in the infinity's block become zeros, under a given tensor maximum no other does (case 112)."""
     x = torch.ones(1, 64)
     x[0, 0] = INF
-    _assert_same(fake_quant_mxfp4_dynamic(x), [6 * 2.0**125] + [0.0] * 31 + [1.0] * 32)
-    _assert_same(fake_quant_nvfp4_weight(x, UNIT)[0, :16], [UNIT] + [0.0] * 15)
-    _assert_same(fake_quant_nvfp4_weight(x, UNIT)[0, 16:], fake_quant_nvfp4_weight(torch.ones(48), UNIT))
+    assert_same_bits(fake_quant_mxfp4_dynamic(x), [[6 * 2.0**125] + [0.0] * 31 + [1.0] * 32])
+    assert_same_bits(fake_quant_nvfp4_weight(x, UNIT)[0, :16], [UNIT] + [0.0] * 15)
+    assert_same_bits(fake_quant_nvfp4_weight(x, UNIT)[0, 16:], fake_quant_nvfp4_weight(torch.ones(48), UNIT))
 
 
 @pytest.mark.parametrize("quantize", [fake_quant_mxfp4_dynamic, lambda x: fake_quant_nvfp4_weight(x, 50.0)])
 def test_nan_is_ignored_by_its_block(quantize: Any) -> None:
     """NaN stays in its element, also as the first or the only one of a block (case 65)."""
-    x = _random((3, 70))
+    x = random_tensor((3, 70))
     for index in (0, 5, 69):
         with_nan, with_zero = x.clone(), x.clone()
         with_nan[:, index], with_zero[:, index] = NAN, 0.0
         expected = quantize(with_zero)
         expected[:, index] = NAN
-        _assert_same(quantize(with_nan), expected)
+        assert_same_bits(quantize(with_nan), expected)
 
 
 @every_dtype
 def test_tensor_maximum_of_any_kind(dtype: torch.dtype) -> None:
     """A number and a tensor of one element, of any rank and dtype, are the same maximum; it gets no gradient."""
-    x = _random((3, 20), dtype).requires_grad_()
+    x = random_tensor((3, 20), dtype).requires_grad_()
     expected = fake_quant_nvfp4_weight(x, 2.5)
     for shape in ((), (1,), (1, 1, 1)):
         for other in DTYPES:
             amax = torch.full(shape, 2.5, dtype=other, requires_grad=True)
             actual = fake_quant_nvfp4_weight(x, amax)
-            _assert_same(actual, expected)
+            assert_same_bits(actual, expected)
             actual.sum().backward()
             assert amax.grad is None
 

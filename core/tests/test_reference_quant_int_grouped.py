@@ -14,22 +14,11 @@ if TYPE_CHECKING:
 else:
     np = pytest.importorskip("numpy")
     torch = pytest.importorskip("torch")
+from tensors import assert_same_bits, random_tensor
 from tokenspeed_kernel.reference.quant import fake_quant_int_grouped
-from tokenspeed_kernel.testing.parity import differing_bits
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-
-
-def _assert_same(actual: torch.Tensor, expected: Any) -> None:
-    """Compare bits, NaN with NaN."""
-    expected = torch.as_tensor(expected, dtype=actual.dtype).reshape(actual.shape)
-    assert differing_bits(actual.detach(), expected.detach()) is None
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def _model(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -50,33 +39,37 @@ def _model(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | Non
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_equals_the_definition(bits: int, dtype: torch.dtype) -> None:
     """Every width, with groups that fit the row, that leave a short one, and of one element."""
-    x = _random((6, 48), dtype)
+    x = random_tensor((6, 48), dtype)
     for size in (1, 5, 16, 47, 48):
-        _assert_same(fake_quant_int_grouped(x, bits, size), _model(x, bits, size))
+        assert_same_bits(fake_quant_int_grouped(x, bits, size), _model(x, bits, size))
 
 
 def test_short_last_group_has_its_own_scale() -> None:
     """Ten elements in groups of four: the last two are a group of their own, not dropped (case 17)."""
     x = torch.tensor([[100.0] * 8 + [0.7, 0.3]] * 3)
     actual = fake_quant_int_grouped(x, 4, 4)
-    _assert_same(actual, _model(x, 4, 4))
+    assert_same_bits(actual, _model(x, 4, 4))
     assert bool((actual[:, 8:] > 0).all())
 
 
 @pytest.mark.parametrize("size", [10, 11, 1000, 2**62])
 def test_group_past_the_row_is_the_row(size: int) -> None:
     """A group size past the row length means one group, at no cost in memory."""
-    x = _random((3, 10))
-    _assert_same(fake_quant_int_grouped(x, 4, size), _model(x, 4, 10))
-    _assert_same(fake_quant_int_grouped(x, 4, size, torch.full((3, 1), 0.3)), _model(x, 4, 10, torch.full((3, 1), 0.3)))
+    x = random_tensor((3, 10))
+    assert_same_bits(fake_quant_int_grouped(x, 4, size), _model(x, 4, 10))
+    scale = torch.full((3, 1), 0.3)
+    assert_same_bits(fake_quant_int_grouped(x, 4, size, scale), _model(x, 4, 10, scale))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_given_scales(dtype: torch.dtype) -> None:
     """A scale of each group, of any float dtype and strides, replaces the default."""
-    x, scale = _random((5, 39), dtype), torch.rand((3, 5), generator=torch.Generator().manual_seed(1)).t() / 5 + 0.01
+    x, scale = (
+        random_tensor((5, 39), dtype),
+        torch.rand((3, 5), generator=torch.Generator().manual_seed(1)).t() / 5 + 0.01,
+    )
     for given in (scale, scale.contiguous(), scale.double(), scale.half()):
-        _assert_same(fake_quant_int_grouped(x, 3, 16, given), _model(x, 3, 16, given))
+        assert_same_bits(fake_quant_int_grouped(x, 3, 16, given), _model(x, 3, 16, given))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -86,7 +79,7 @@ def test_special_scales(dtype: torch.dtype) -> None:
     actual = fake_quant_int_grouped(x, 4, 2, torch.tensor([[0.0, -1.0, NAN, 1.0]]))
     arithmetic = torch.float64 if dtype == torch.float64 else torch.float32
     largest = (7 * torch.tensor(1e-12, dtype=arithmetic)).to(dtype).item()
-    _assert_same(actual, [[0.0, 0.0, largest, 0.0, NAN, NAN, 1.0, -1.0]])
+    assert_same_bits(actual, [[0.0, 0.0, largest, 0.0, NAN, NAN, 1.0, -1.0]])
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -104,28 +97,28 @@ def test_every_code_midpoint_and_neighbour(bits: int) -> None:
         (middle, even),
         (above, codes[1:]),
         (below, codes[:-1]),
-        (beyond, torch.tensor([largest] * 3 + [-largest - 1] * 3)),
+        (beyond, torch.tensor([largest] * 3 + [-largest - 1.0] * 3)),
     ):
-        _assert_same(fake_quant_int_grouped(x[None], bits, 512, ones), expected)
+        assert_same_bits(fake_quant_int_grouped(x[None], bits, 512, ones), expected[None])
 
 
 def test_code_is_a_quotient() -> None:
     """It divides, unlike int8 per channel: the reciprocal would make it a tie, and the code -122 (case 95)."""
     x, scale = torch.tensor([[-12.149999618530273]]), torch.tensor([[0.1]])
-    _assert_same(fake_quant_int_grouped(x, 8, 1, scale), np.float32(-121) * np.float32(0.1))
+    assert_same_bits(fake_quant_int_grouped(x, 8, 1, scale), [[np.float32(-121) * np.float32(0.1)]])
 
 
 @pytest.mark.parametrize("exponent", range(-30, 31, 5))
 def test_scales_over_the_whole_range(exponent: int) -> None:
     """Weights of any size are quantized as the definition says, down to the floor of the scale."""
-    x = _random((3, 40)) * 10.0**exponent
-    _assert_same(fake_quant_int_grouped(x, 4, 16), _model(x, 4, 16))
+    x = random_tensor((3, 40)) * 10.0**exponent
+    assert_same_bits(fake_quant_int_grouped(x, 4, 16), _model(x, 4, 16))
 
 
 def test_zero_results_are_positive() -> None:
     """What rounds to zero is +0, also where only the last rounding to float16 makes it zero."""
-    _assert_same(fake_quant_int_grouped(torch.tensor([[-0.1, -0.0, 7.0]]), 4, 3), [0.0, 0.0, 7.0])
-    _assert_same(fake_quant_int_grouped(-torch.ones(1, 1).half(), 4, 1, torch.tensor([[1e-12]])), [0.0])
+    assert_same_bits(fake_quant_int_grouped(torch.tensor([[-0.1, -0.0, 7.0]]), 4, 3), [[0.0, 0.0, 7.0]])
+    assert_same_bits(fake_quant_int_grouped(-torch.ones(1, 1).half(), 4, 1, torch.tensor([[1e-12]])), [[0.0]])
 
 
 def test_scale_gets_no_gradient() -> None:
@@ -134,7 +127,7 @@ def test_scale_gets_no_gradient() -> None:
     fake_quant_int_grouped(x, 4, 3, scale).sum().backward()
     assert scale.grad is None
     assert x.grad is not None
-    _assert_same(x.grad, [1, 1, 1])
+    assert_same_bits(x.grad, [[1, 1, 1]])
 
 
 @pytest.mark.parametrize("bits", [0, 1, 9, -4, 4.0, "4", None])

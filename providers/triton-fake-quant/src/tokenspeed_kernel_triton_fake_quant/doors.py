@@ -14,9 +14,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.library import wrap_triton
 
-__all__ = ["Kernel", "Start", "is_plain", "straight_through"]
+from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+__all__ = ["Kernel", "Start", "is_plain", "straight_through"]
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:
@@ -28,7 +28,7 @@ def is_plain(*tensors: torch.Tensor) -> bool:
     if torch.compiler.is_dynamo_compiling():
         return False
     for tensor in tensors:
-        if type(tensor) not in _PLAIN or tensor.is_neg():
+        if type(tensor) not in PLAIN or tensor.is_neg():
             return False
     return (
         torch._C._len_torch_dispatch_stack() == 0

@@ -25,8 +25,8 @@ __all__ = [
     "Masked",
     "in_tensors",
     "masked",
+    "on_grid",
     "quantize",
-    "quantize_and_mask",
 ]
 
 _VALUES, _GRADIENT, _VALUES_AND_MASK = 0, 1, 2
@@ -153,15 +153,17 @@ def quantize(x: torch.Tensor, grid: Grid, start: Start, grad: torch.Tensor | Non
     return y
 
 
-def quantize_and_mask(x: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return ``x`` on the grid, and where its gradient passes; None if the bits have no place of their own there."""
+def on_grid(x: torch.Tensor, grid: Grid, start: Start, with_mask: bool) -> Masked:
+    """Return ``x`` on the grid, the grid, and the mask if one is wanted and its bits have a place of their own."""
+    if not with_mask:
+        return quantize(x, grid, start), grid, None
     y = torch.empty_like(x)
     tiling = tiled(x, y, grid.operand) if x.numel() else None
     if tiling is None or not tiling.has_bytes:
-        return quantize(x, grid, Kernel.launch), None
+        return quantize(x, grid, start), grid, None
     mask = empty_mask(y)
-    _start(Kernel.launch, tiling, x, y, mask, grid, _VALUES_AND_MASK)
-    return y, mask
+    _start(start, tiling, x, y, mask, grid, _VALUES_AND_MASK)
+    return y, grid, mask
 
 
 def _start(

@@ -8,27 +8,11 @@ from typing import Literal
 import torch
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, is_plain
-from tokenspeed_kernel_triton_fake_quant.int8 import (
-    NUMBERS,
-    RANGE,
-    Grid,
-    Masked,
-    in_tensors,
-    masked,
-    quantize,
-    quantize_and_mask,
-)
+from tokenspeed_kernel_triton_fake_quant.int8 import NUMBERS, RANGE, Grid, in_tensors, masked, on_grid
 from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_operand
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
 __all__ = ["fake_quant_int8_affine", "supports"]
-
-
-def _eager(x: torch.Tensor, grid: Grid, with_mask: bool) -> Masked:
-    if with_mask:
-        y, mask = quantize_and_mask(x, grid)
-        return y, grid, mask
-    return quantize(x, grid, Kernel.launch), grid, None
 
 
 def fake_quant_int8_affine(
@@ -63,7 +47,7 @@ def fake_quant_int8_affine(
 
         quantized: torch.Tensor = operators.fake_quant_int8(x, *in_tensors(grid, x))
         return quantized
-    return masked(_eager, x, grid)
+    return masked(on_grid, x, grid, Kernel.launch)
 
 
 def supports(

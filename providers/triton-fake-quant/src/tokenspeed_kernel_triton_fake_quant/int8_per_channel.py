@@ -10,7 +10,7 @@ import torch
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, channel_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
 from tokenspeed_kernel_triton_fake_quant.groups import LONGEST, rows_grouped
-from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, masked, quantize, quantize_and_mask
+from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, masked, on_grid
 from tokenspeed_kernel_triton_fake_quant.int_grouped import STORED
 from tokenspeed_kernel_triton_fake_quant.int_grouped import kernel as grouped_kernel
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
@@ -26,7 +26,7 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     """Return the values, the grid that they are on, which is the largest magnitude of each channel, and the mask."""
     if not _has_rows(weight, axis):
         amax = channel_amax(weight, axis, start) if weight.numel() else weight.new_empty((), dtype=torch.float32)
-        return _scaled(weight, Grid(AMAX, amax), start, with_mask)
+        return on_grid(weight, Grid(AMAX, amax), start, with_mask)
     # A channel is a row, and one program holds it: it is read once.
     channels = weight.shape[axis]
     y = torch.empty_like(weight)
@@ -41,27 +41,12 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     return y, Grid(AMAX, amax), mask
 
 
-def _scaled(weight: torch.Tensor, grid: Grid, start: Start, with_mask: bool) -> Masked:
-    if with_mask:
-        y, mask = quantize_and_mask(weight, grid)
-        return y, grid, mask
-    return quantize(weight, grid, start), grid, None
-
-
 def _has_rows(weight: torch.Tensor, axis: int) -> bool:
     """Return whether each channel is one stretch of memory that a program can hold."""
     channels = weight.shape[axis]
     if not (weight.numel() and weight.is_contiguous() and weight.numel() <= channels * LONGEST):
         return False
     return weight.stride(axis) * channels == weight.numel() or channels == 1
-
-
-def _eager_dynamic(weight: torch.Tensor, axis: int, with_mask: bool) -> Masked:
-    return dynamic(weight, axis, Kernel.launch, with_mask)
-
-
-def _eager_scaled(weight: torch.Tensor, scale: torch.Tensor, with_mask: bool) -> Masked:
-    return _scaled(weight, Grid(SCALE, scale), Kernel.launch, with_mask)
 
 
 def fake_quant_int8_per_channel(
@@ -91,14 +76,14 @@ def fake_quant_int8_per_channel(
         raise IndexError(f"fake_quant_int8_per_channel: ch_axis {ch_axis} is no axis of {tuple(weight.shape)}")
     if scale is None:
         if is_plain(weight):
-            return masked(_eager_dynamic, weight, axis)
+            return masked(dynamic, weight, axis, Kernel.launch)
         from tokenspeed_kernel_triton_fake_quant import operators
 
         by_itself: torch.Tensor = operators.fake_quant_int8_dynamic(weight, axis)[0]
         return by_itself
     steps = as_operand("fake_quant_int8_per_channel", "scale", _along(scale, axis, weight), weight)
     if is_plain(weight, steps):
-        return masked(_eager_scaled, weight, steps)
+        return masked(on_grid, weight, Grid(SCALE, steps), Kernel.launch)
     from tokenspeed_kernel_triton_fake_quant import operators
 
     quantized: torch.Tensor = operators.fake_quant_int8(weight, SCALE, steps, None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a gradient passes, a bit an element in the order of memory: written by a forward, read by its backward.
 
-Half a byte for eight float32 values and their cotangents is what a backward would else read of the values again.
+A backward would else read all values again, which is 32 times the bits for float32.
 """
 
 from __future__ import annotations

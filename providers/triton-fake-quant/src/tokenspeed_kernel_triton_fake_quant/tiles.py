@@ -33,6 +33,8 @@ SIZES = [
 ]
 """The kernel arguments that hold :attr:`Tiling.sizes`: a new shape must compile nothing, so none is specialised."""
 
+_COLS, _Y2 = SIZES.index("cols"), SIZES.index("y2")
+
 
 class Tiling(NamedTuple):
     """How a call is cut into tiles."""
@@ -48,8 +50,7 @@ class Tiling(NamedTuple):
     def has_bytes(self) -> bool:
         """Whether any eight neighbours of a tile are eight whole, aligned neighbours in a dense output."""
         layout, _, aligned, *_ = self.constants
-        sizes = dict(zip(SIZES, self.sizes, strict=True))
-        return layout == _ONE_ROW or bool(aligned and sizes["y2"] == sizes["cols"])
+        return layout == _ONE_ROW or bool(aligned and self.sizes[_Y2] == self.sizes[_COLS])
 
 
 @lru_cache(maxsize=4096)
