@@ -30,6 +30,7 @@ import torch
 from fake_quant_cases import (
     CASES,
     DTYPES,
+    FIRST_CALL_BAR,
     NEW_SIZES,
     SHAPES,
     SMOKE_SHAPES,
@@ -162,6 +163,8 @@ class Bench:
         ready = {name: partial(prepare, function) for name, function in functions.items()}
         self._shares(row, case, {"clone": partial(torch.clone, cotangent)}, ready)
         row["differing"] = _all_differing(functions, lambda function: prepare(function)())
+        # Whatever a forward keeps for its backward costs time there.
+        row["forward_us"] = self.clock.gpu({n: lambda f=f: partial(f, x, *others) for n, f in functions.items()})
         if "ours" not in functions:
             return
         ours = prepare(functions["ours"])
@@ -194,9 +197,11 @@ class Bench:
 
     def _first_calls(self) -> None:
         numbers = [n for n, case in enumerate(CASES) if not case.form or case.channels][: 2 if self.clock.smoke else 99]
-        for number, seconds in zip(numbers, first_calls(numbers, self.device, self.shapes["small"]), strict=True):
+        taken = first_calls(numbers, self.device, self.shapes["small"])
+        for number, (triton, seconds) in zip(numbers, taken, strict=True):
             case = CASES[number]
-            self.first_calls.append({"slot": case.slot, "form": case.form, "seconds": seconds})
+            record = {"slot": case.slot, "form": case.form, "triton": triton, "seconds": seconds, "bar": FIRST_CALL_BAR}
+            self.first_calls.append({**record, "met": seconds <= FIRST_CALL_BAR or self.clock.smoke})
 
     def _bare_launch(self) -> None:
         if self.clock.smoke:

@@ -19,6 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNITS = (1e-30, 1.0, 1e30)  # standard deviations of the data of which only the bits matter
 
 _ONE_PROGRAM = 16384  # elements of a channel that one program can hold, so that it reads them once
+FIRST_CALL_BAR = 0.3  # seconds, once Triton itself has started
 _CALL_BARS = {"call": 20.0, "call with grad": 30.0}  # microseconds
 
 
@@ -99,12 +100,13 @@ def data(shape: tuple[int, ...], dtype: torch.dtype, device: str, unit: float = 
 def share_bar(case: Case, dtype: str, shape: tuple[int, ...], what: str) -> float:
     """Return the least share of the bandwidth of torch.clone that is good enough.
 
-    Where a tensor may be read twice, or the backward reads the input beside the gradient, one and a half times the
-    bytes of a clone move.
+    Where a tensor may be read twice, one and a half times the bytes of a clone move; in a backward, one more bit an
+    element, which says where the gradient passes.
     """
     bar = 0.98 if dtype == "fp32" else 0.92 if case.blocks else 0.97
     if what == "backward":
-        return bar / 1.5
+        moved = 2 * torch.finfo(DTYPES[dtype]).bits
+        return bar * moved / (moved + 1)
     return 0.95 / 1.5 if case.whole or (case.channels and shape[-1] > _ONE_PROGRAM) else bar
 
 

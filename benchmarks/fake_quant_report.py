@@ -51,6 +51,11 @@ def not_met(result: dict[str, Any]) -> list[str]:
         for record in result["new_shapes"]
         if not record["met"]
     ]
+    lines += [
+        f"{record['slot']} {record['form']} first call: {record['seconds']:.2f} s, at most {record['bar']}"
+        for record in result["first_calls"]
+        if not record["met"]
+    ]
     return lines + [f"{name}: {error.strip().splitlines()[-1]}" for name, error in result["errors"].items()]
 
 
@@ -61,7 +66,8 @@ def print_report(result: dict[str, Any]) -> None:
         made = len(record["compiled"])
         print(f"new shapes {name_of(record)}: slowest {record['slowest_ms']:.2f} ms, {made} compiled{peer}")
     for record in result["first_calls"]:
-        print(f"first call {record['slot']} {record['form']}: {record['seconds']:.2f} s")
+        own = f"{record['seconds']:.2f} s, after {record['triton']:.2f} s in which Triton started"
+        print(f"first call {record['slot']} {record['form']}: {own}")
     print(f"\n{'slot':<35}{'what':<10}{'shape':<11} {'ours':>7}{'%clone':>7}{'bar':>5}", end="")
     print(f"{'ref':>8}{'compil':>8}{'peer':>8}  us")
     for row in result["rows"]:

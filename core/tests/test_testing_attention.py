@@ -135,3 +135,29 @@ def test_a_slot_without_calls_is_not_examined() -> None:
     results = examine_kernel(_registration("decode", lambda *args: args[0]), checks=["refusals", "compiles"])
     assert [r.outcome for r in results] == ["not examined"] * 2
     assert results[0].findings == ("the kit has no calls for 'attention.decode'",)
+
+
+class _RoundedGradient(torch.autograd.Function):
+    """The identity, whose gradient is off by ``error`` times the cotangent: what another order of sums leaves."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, error: float) -> Any:
+        ctx.error = error
+        return q.view_as(q)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        return grad + ctx.error, None
+
+
+@pytest.mark.parametrize(("error", "failed"), [(4e-7, set()), (1e-2, {"gradients"})])
+def test_a_gradient_that_vanishes_is_held_against_the_others(error: float, failed: set[str]) -> None:
+    """Queries that see one key have no gradient, so nothing is relative to it: rounding passes, and an error does not.
+
+    On a GPU, PyTorch's fused attention leaves 4e-7 there.
+    """
+
+    def call(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return attention.sdpa(_RoundedGradient.apply(q, error), k, v, **options)
+
+    assert _failed("sdpa", call, "gradients") == failed

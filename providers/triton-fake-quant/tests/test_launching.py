@@ -97,6 +97,31 @@ def test_a_device_that_is_not_the_current_one(kernel: Kernel, assert_same_bits: 
         assert_same_bits(grad, results[0][1])
 
 
+def test_a_scale_on_another_device_raises() -> None:
+    """Past ``supports``, too: a kernel that read it would take down the process."""
+    from tokenspeed_kernel_triton_fake_quant.fp8 import fake_quant_fp8
+
+    x = _values(64, 96)
+    fake_quant_fp8(x, 0.1)  # compiled: from now on Triton does not look at tensors itself
+    for _ in range(2):
+        with pytest.raises(ValueError, match="on cuda:0 cannot read a tensor on cpu"):
+            fake_quant_fp8(x, torch.tensor(0.1))
+
+
+def test_a_profilers_hook_hears_of_each_launch(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's hook for launches is called at the first call and at later ones, which go past Triton's own launch."""
+    from triton import knobs
+
+    x, heard = _values(64, 96), []
+    kernel.call(x, *kernel.others(x))
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: heard.append(metadata.get()["name"]))
+    kernel.call(x, *kernel.others(x))
+    kernel.call(x, *kernel.others(x))
+    assert len(heard) == 2
+    assert heard[0] == heard[1]
+    assert heard[0].endswith("_kernel")
+
+
 # --- what a call does not do --------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ class Kernel(Protocol):
     """What the fixture ``kernel`` returns."""
 
     slot: str
+    call: Callable[..., torch.Tensor]
     supports: Callable[..., object]
 
     def others(self, x: torch.Tensor) -> tuple[Any, ...]:
@@ -192,3 +193,15 @@ def test_what_watches_a_call_keeps_it_off_the_short_way() -> None:
     said += [is_plain(x, x.as_subclass(_Subclass)), is_plain(torch._neg_view(x))]
     assert said == [False] * 5
     assert is_plain(x, torch.nn.Parameter(x))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch.func.jvp uses it
+def test_no_tangent_is_lost(kernel: Kernel) -> None:
+    """Called past ``supports``, a kernel raises under forward-mode differentiation: it has no rule for tangents."""
+    from torch.autograd import forward_ad
+
+    x, tangent = torch.ones(4, 32), torch.ones(4, 32)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        kernel.call(forward_ad.make_dual(x, tangent), *kernel.others(x))
+    with pytest.raises(NotImplementedError, match="call the slot"):
+        torch.func.jvp(lambda value: kernel.call(value, *kernel.others(x)), (x,), (tangent,))

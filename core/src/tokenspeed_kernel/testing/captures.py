@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokenspeed_kernel.testing.checks import Check, each, raised
 from tokenspeed_kernel.testing.grid import Call, Case
+from tokenspeed_kernel.testing.parity import largest_finite
 from tokenspeed_kernel.testing.report import NotExamined
 from tokenspeed_kernel.testing.subject import Subject
 
@@ -81,7 +82,8 @@ def compiles(subject: Subject) -> list[str]:
         if found := subject.fault(actual, call, expected):
             return found
         got, wanted = torch.autograd.grad(actual.sum(), leaves), torch.autograd.grad(expected.sum(), right)
-        faults = (subject.yardstick.check_gradient(*pair, subject.tolerance) for pair in zip(got, wanted, strict=True))
+        check, beside = subject.yardstick.check_gradient, largest_finite(*wanted)
+        faults = (check(*pair, subject.tolerance, beside) for pair in zip(got, wanted, strict=True))
         return next((f"the gradient: {fault}" for fault in faults if fault), None)
 
     with _fresh_compiler(), subject.hosted() as host:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, apply_of, is_plain
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask, masked_gradient, store_mask
 from tokenspeed_kernel_triton_fake_quant.operands import tiled, warps
 from tokenspeed_kernel_triton_fake_quant.rounding import clamp, round_to_integer, unsigned_zero
@@ -39,22 +39,22 @@ _FLOAT32_MAX = tl.constexpr(torch.finfo(torch.float32).max)
 @triton.jit
 def _write(
     x_ptr, y_ptr, g_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, lo, hi,
-    KIND: tl.constexpr, WHAT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    KIND: tl.constexpr, WHAT: tl.constexpr,
 ):  # fmt: skip
+    """Store a tile's values or gradients, and return where the gradient passes."""
     x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0)
     first = tl.load(s_ptr + s_offsets, mask=s_mask, other=1.0) if KIND <= 1 else 0.0
     code, step, lowest, highest = _codes(x, first, lo, hi, KIND)
-    if WHAT > 0:
-        rounded = round_to_integer(clamp(code, -1000.0, 1000.0))
-        inside = (rounded >= lowest) & (rounded <= highest)  # False at NaN
+    rounded = round_to_integer(clamp(code, lowest - 1.0, highest + 1.0))
+    within = clamp(rounded, lowest, highest)
+    inside = rounded == within  # False at NaN
     if WHAT == 1:
         gradient = tl.load(g_ptr + y_offsets, mask=mask, other=0.0)
         value = tl.where(inside, gradient, 0.0)
     else:
-        value = unsigned_zero(round_to_integer(clamp(code, lowest, highest)) * step, y_ptr.dtype.element_ty)
-    if WHAT == 2:
-        store_mask(g_ptr, inside, y_offsets, mask, ROWS, COLS)
+        value = unsigned_zero(within * step, y_ptr.dtype.element_ty)
     tl.store(y_ptr + y_offsets, value, mask=mask)
+    return inside
 
 
 @triton.jit
@@ -102,14 +102,20 @@ def _int8_kernel(
     if KIND == 2:
         lo = tl.load(s_ptr)
         hi = tl.load(h_ptr)
-    _write(
-        x_ptr, y_ptr, g_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, lo, hi, KIND, WHAT, ROWS, COLS
+    inside = _write(
+        x_ptr, y_ptr, g_ptr, s_ptr, x_offsets, y_offsets, s_offsets, mask, s_mask, lo, hi, KIND, WHAT
     )  # fmt: skip
+    if WHAT == 2:
+        row = tl.cast(row_tile, tl.int64 if INT64 else tl.int32) * ROWS + tl.arange(0, ROWS)[:, None]
+        col = tl.cast(col_tile, tl.int64 if INT64 else tl.int32) * COLS
+        store_mask(g_ptr, inside, row, col, cols, row < rows, cols // 16 * 16, ROWS, COLS)
     if has_rest(row_tile, col_tile, cols, LAYOUT):
         last, s_last, last_mask, s_last_mask = rest(cols, sc, VARIES, INT64)
-        _write(
-            x_ptr, y_ptr, g_ptr, s_ptr, last, last, s_last, last_mask, s_last_mask, lo, hi, KIND, WHAT, 1, 16
+        last_inside = _write(
+            x_ptr, y_ptr, g_ptr, s_ptr, last, last, s_last, last_mask, s_last_mask, lo, hi, KIND, WHAT
         )  # fmt: skip
+        if WHAT == 2:
+            store_mask(g_ptr, last_inside, 0, cols // 16 * 16, 0, True, cols + 7, 1, 16)
 
 
 _kernel = Kernel(_int8_kernel)
@@ -118,12 +124,14 @@ _kernel = Kernel(_int8_kernel)
 class Grid(NamedTuple):
     """What values are rounded to. ``first`` and ``second`` are what ``kind`` says they are; a lone one has no second.
 
-    Steps and magnitudes broadcast to the values, the ends of a range have one element.
+    Steps and magnitudes broadcast to the values, or there is one for each along ``axis``; the ends of a range have one
+    element.
     """
 
     kind: int
     first: Any
     second: Any = None
+    axis: int | None = None
 
     @property
     def operand(self) -> Any:
@@ -141,10 +149,10 @@ def quantize(x: torch.Tensor, grid: Grid, start: Start, grad: torch.Tensor | Non
         return y
     if grad is not None and (grad.stride() != y.stride() or grad.is_neg()):
         grad = torch.empty_like(y).copy_(grad)
-    tiling = tiled(x, y, grid.operand)
+    tiling = tiled(x, y, grid.operand, axis=grid.axis)
     if tiling is None:
         if grid.operand is not None:
-            grid = Grid(grid.kind, grid.operand.expand(x.shape).contiguous())
+            grid = Grid(grid.kind, in_tensors(grid, x).first.expand(x.shape).contiguous())
         return y.copy_(quantize(x.contiguous(), grid, start, None if grad is None else grad.contiguous()))
     if grad is None:
         _start(start, tiling, x, y, x, grid, _VALUES)
@@ -158,7 +166,7 @@ def on_grid(x: torch.Tensor, grid: Grid, start: Start, with_mask: bool) -> Maske
     if not with_mask:
         return quantize(x, grid, start), grid, None
     y = torch.empty_like(x)
-    tiling = tiled(x, y, grid.operand) if x.numel() else None
+    tiling = tiled(x, y, grid.operand, axis=grid.axis) if x.numel() else None
     if tiling is None or not tiling.has_bytes:
         return quantize(x, grid, start), grid, None
     mask = empty_mask(y)
@@ -169,7 +177,7 @@ def on_grid(x: torch.Tensor, grid: Grid, start: Start, with_mask: bool) -> Maske
 def _start(
     start: Start, tiling: Tiling, x: torch.Tensor, y: torch.Tensor, third: torch.Tensor, grid: Grid, what: int
 ) -> None:
-    kind, first, second = grid
+    kind, first, second, _ = grid
     numbers = (first, second) if kind == NUMBERS else (0.0, 0.0)
     tensor = y if kind == NUMBERS else first
     tensors = (x, y, third, tensor, second if kind == RANGE else tensor)
@@ -179,11 +187,11 @@ def _start(
 def masked(function: Callable[..., Masked], x: torch.Tensor, *rest: object) -> torch.Tensor:
     """Return the values of ``function(x, *rest, False)``, whose gradient for ``x`` stops outside of the grid.
 
-    The last argument is whether a mask is wanted.
+    The last argument is whether a gradient is wanted.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return function(x, *rest, False)[0]
-    quantized: torch.Tensor = _Masked.apply(function, x, *rest)
+    quantized: torch.Tensor = _apply_masked(x, function, rest)
     return quantized
 
 
@@ -193,31 +201,40 @@ Masked = tuple[torch.Tensor, Grid, "torch.Tensor | None"]
 
 class _Masked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Masked], x: torch.Tensor, *rest: object) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, function: Callable[..., Masked], rest: tuple[object, ...]) -> torch.Tensor:
         y, grid, mask = function(x, *rest, True)
-        ctx.rest, ctx.kind, ctx.strides = len(rest), grid.kind, y.stride()
         if mask is not None:
+            ctx.kind, ctx.strides = None, y.stride()
             ctx.save_for_backward(mask)
         else:
-            ctx.save_for_backward(x, *in_tensors(grid, x)[1:])
+            ctx.kind, first, second, _ = in_tensors(grid, x)
+            ctx.save_for_backward(x, first, second)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        first, *others = ctx.saved_tensors
-        if not others:
-            return None, masked_gradient(grad, first, ctx.strides), *(None,) * ctx.rest
-        grid = Grid(RANGE if ctx.kind == NUMBERS else ctx.kind, *others)
-        if is_plain(first, grad) and not torch.is_grad_enabled():
-            return None, quantize(first, grid, Kernel.launch, grad), *(None,) * ctx.rest
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if ctx.kind is None:
+            (mask,) = ctx.saved_tensors
+            return masked_gradient(grad, mask, ctx.strides), None, None
+        x, first, second = ctx.saved_tensors
+        grid = Grid(ctx.kind, first, second)
+        if is_plain(x, grad) and not torch.is_grad_enabled():
+            return quantize(x, grid, Kernel.launch, grad), None, None
         from tokenspeed_kernel_triton_fake_quant import operators
 
-        return None, operators.fake_quant_int8_gradient(first, grad, *grid), *(None,) * ctx.rest
+        return operators.fake_quant_int8_gradient(x, grad, ctx.kind, first, second), None, None
+
+
+_apply_masked = apply_of(_Masked)
 
 
 def in_tensors(grid: Grid, x: torch.Tensor) -> Grid:
-    """Return the grid with tensors in place of numbers, which an operator of ``torch.library`` takes."""
-    if grid.kind != NUMBERS:
-        return grid
-    ends = (torch.full((), end, dtype=torch.float32, device=x.device) for end in grid[1:])
-    return Grid(RANGE, *ends)
+    """Return the grid in tensors that broadcast, without an axis, as an operator of ``torch.library`` takes them."""
+    if grid.kind == NUMBERS:
+        lo, hi = (torch.full((), end, dtype=torch.float32, device=x.device) for end in (grid.first, grid.second))
+        return Grid(RANGE, lo, hi)
+    if grid.axis is not None:
+        shape = [1] * x.dim()
+        shape[grid.axis] = -1
+        return Grid(grid.kind, grid.first.view(shape))
+    return grid

@@ -36,16 +36,16 @@ def fake_quant_int8_affine(
     Formula: PyTorch's documentation of torch.fake_quantize_per_tensor_affine.
     """
     if isinstance(lo, torch.Tensor) or isinstance(hi, torch.Tensor):
-        ends = [as_one("fake_quant_int8_affine", name, end, x) for name, end in (("lo", lo), ("hi", hi))]
-        grid = Grid(RANGE, *ends)
-        plain = is_plain(x, *ends)
+        lo, hi = as_one("fake_quant_int8_affine", "lo", lo, x), as_one("fake_quant_int8_affine", "hi", hi, x)
+        grid = Grid(RANGE, lo, hi)
+        plain = is_plain(x, lo, hi)
     else:
         grid = Grid(NUMBERS, float(lo), float(hi))
         plain = is_plain(x)
     if not plain:
         from tokenspeed_kernel_triton_fake_quant import operators
 
-        quantized: torch.Tensor = operators.fake_quant_int8(x, *in_tensors(grid, x))
+        quantized: torch.Tensor = operators.fake_quant_int8(x, *in_tensors(grid, x)[:3])
         return quantized
     return masked(on_grid, x, grid, Kernel.launch)
 

@@ -3,42 +3,60 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, channel_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
 from tokenspeed_kernel_triton_fake_quant.groups import LONGEST, rows_grouped
-from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, masked, on_grid
-from tokenspeed_kernel_triton_fake_quant.int_grouped import STORED
+from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, in_tensors, masked, on_grid
+from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED
 from tokenspeed_kernel_triton_fake_quant.int_grouped import kernel as grouped_kernel
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
-from tokenspeed_kernel_triton_fake_quant.operands import as_operand, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.operands import as_float32, as_operand, unfit_operand, unfit_scale
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
 __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
 _TILE = 2048  # elements of a program
+_WARPS = {
+    (4, False): {4096: 16, 8192: 32, LONGEST: 8},
+    (4, True): {4096: 16, 8192: 16, LONGEST: 8},
+    (2, False): {2048: 2, 4096: 4, LONGEST: 4},
+    (2, True): {2048: 2, 4096: 4, 8192: 8, LONGEST: 8},
+}
+"""Of a program with one row: what was fastest on an H200, by bytes of an element and whether there is a mask, then by
+the place of a row, where another number than for other groups was. How many rows a multiprocessor holds decides."""
 
 
-def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = False) -> Masked:
-    """Return the values, the grid that they are on, which is the largest magnitude of each channel, and the mask."""
+def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = False, with_amax: bool = True) -> Masked:
+    """Return the values, their grid, which is the largest magnitude of each channel, and the mask if one is wanted.
+
+    Where there is a mask, or no magnitudes are wanted, those of rows are not kept: the grid is not one to use again.
+    """
     if not _has_rows(weight, axis):
         amax = channel_amax(weight, axis, start) if weight.numel() else weight.new_empty((), dtype=torch.float32)
         return on_grid(weight, Grid(AMAX, amax), start, with_mask)
     # A channel is a row, and one program holds it: it is read once.
     channels = weight.shape[axis]
     y = torch.empty_like(weight)
-    amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
     grouping = rows_grouped(weight, channels, _TILE)
-    # The widest rows of float32 leave no registers for more.
-    warps = 8 if weight.dtype == torch.float32 and grouping.constants[-1] == LONGEST else grouping.warps
     mask = empty_mask(y) if with_mask and grouping.is_aligned else None
-    constants = (*grouping.constants, STORED, True, mask is not None, FINITE_MAX[weight.dtype])
+    amax, scale = y, OWN
+    if with_amax and mask is None:
+        amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
+        scale = STORED
+    wanted = _WARPS[weight.element_size(), mask is not None]
+    warps = wanted.get(grouping.constants[-1], grouping.warps)
+    constants = (*grouping.constants, scale, True, mask is not None, FINITE_MAX[weight.dtype])
     tensors = (weight, y, amax, y if mask is None else mask)
     start(grouped_kernel, grouping.grid, tensors, (*grouping.sizes, 127.0), constants, warps)
     return y, Grid(AMAX, amax), mask
+
+
+def _eager_dynamic(weight: torch.Tensor, axis: int, with_gradient: bool) -> Masked:
+    return dynamic(weight, axis, Kernel.launch, with_mask=with_gradient, with_amax=with_gradient)
 
 
 def _has_rows(weight: torch.Tensor, axis: int) -> bool:
@@ -76,25 +94,25 @@ def fake_quant_int8_per_channel(
         raise IndexError(f"fake_quant_int8_per_channel: ch_axis {ch_axis} is no axis of {tuple(weight.shape)}")
     if scale is None:
         if is_plain(weight):
-            return masked(dynamic, weight, axis, Kernel.launch)
+            return masked(_eager_dynamic, weight, axis)
         from tokenspeed_kernel_triton_fake_quant import operators
 
         by_itself: torch.Tensor = operators.fake_quant_int8_dynamic(weight, axis)[0]
         return by_itself
-    steps = as_operand("fake_quant_int8_per_channel", "scale", _along(scale, axis, weight), weight)
-    if is_plain(weight, steps):
-        return masked(on_grid, weight, Grid(SCALE, steps), Kernel.launch)
+    if _is_per_channel(scale, axis, weight):
+        grid = Grid(SCALE, as_float32(scale, weight), axis=axis)
+    else:
+        grid = Grid(SCALE, as_operand("fake_quant_int8_per_channel", "scale", scale, weight))
+    if is_plain(weight, grid.first):
+        return masked(on_grid, weight, grid, Kernel.launch)
     from tokenspeed_kernel_triton_fake_quant import operators
 
-    quantized: torch.Tensor = operators.fake_quant_int8(weight, SCALE, steps, None)
+    quantized: torch.Tensor = operators.fake_quant_int8(weight, *in_tensors(grid, weight)[:3])
     return quantized
 
 
-def _along(scale: torch.Tensor | float, axis: int, weight: torch.Tensor) -> torch.Tensor | float:
-    """Return a scale of shape (C,) as one that broadcasts along ``axis``, and any other as it is."""
-    if isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.shape[0] == weight.shape[axis]:
-        return scale.reshape([-1 if i == axis else 1 for i in range(weight.dim())])
-    return scale
+def _is_per_channel(scale: torch.Tensor | float, axis: int, weight: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    return isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.shape[0] == weight.shape[axis]
 
 
 def supports(weight: torch.Tensor, ch_axis: int = 0, scale: torch.Tensor | float | None = None) -> Literal[True] | str:
@@ -106,4 +124,5 @@ def supports(weight: torch.Tensor, ch_axis: int = 0, scale: torch.Tensor | float
         return f"ch_axis {ch_axis} is no axis of a tensor of {axes} axes"
     if scale is None:
         return True
-    return unfit_scale("scale", _along(scale, ch_axis % axes, weight), weight) or True
+    fits = _is_per_channel(scale, ch_axis, weight)
+    return (unfit_operand if fits else unfit_scale)("scale", scale, weight) or True

@@ -102,8 +102,9 @@ def _int_grouped_kernel(
         value = _values(x, step, -highest - 1.0, highest, RECIPROCAL, y_ptr.dtype.element_ty)
         tl.store(y_ptr + y_offsets, value, mask=mask)
         if MASK:
-            rounded = round_to_integer(clamp(x * tl.div_rn(1.0, step), -1000.0, 1000.0))
-            store_mask(m_ptr, (rounded >= -highest - 1.0) & (rounded <= highest), y_offsets, mask, GROUPS, SIZE)
+            rounded = round_to_integer(clamp(x * tl.div_rn(1.0, step), -highest - 2.0, highest + 1.0))
+            inside = (rounded >= -highest - 1.0) & (rounded <= highest)
+            store_mask(m_ptr, inside, group, 0, size, is_group, size, GROUPS, SIZE)
 
 
 kernel = Kernel(_int_grouped_kernel)

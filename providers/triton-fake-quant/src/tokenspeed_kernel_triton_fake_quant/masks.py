@@ -18,12 +18,16 @@ _BLOCK = 1024  # elements of a program
 
 
 @triton.jit
-def store_mask(m_ptr, inside, offsets, mask, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Store the bits of a tile (ROWS, COLS), of which each eight neighbours are a whole byte of the tensor's."""
+def store_mask(m_ptr, inside, rows, columns, row_length, is_row, end, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Store the bits of a tile (ROWS, COLS) of rows that lie one after the other.
+
+    ``rows`` are numbers, ``columns`` the first one of the tile's, ``row_length`` and ``end`` (of what is stored) in
+    columns: all are multiples of eight, so that eight neighbours are a byte.
+    """
+    byte = columns // 8 + tl.arange(0, COLS // 8)[None, :]
     bits = tl.reshape(inside.to(tl.int32), (ROWS, COLS // 8, 8)) << tl.arange(0, 8)[None, None, :]
-    places = tl.max(tl.reshape(offsets, (ROWS, COLS // 8, 8)), axis=2) // 8
-    is_there = tl.max(tl.reshape(mask.to(tl.int32), (ROWS, COLS // 8, 8)), axis=2) > 0
-    tl.store(m_ptr + places, tl.sum(bits, axis=2).to(tl.uint8), mask=is_there)
+    places = rows * (row_length // 8) + byte
+    tl.store(m_ptr + places, tl.sum(bits, axis=2).to(tl.uint8), mask=is_row & (byte < end // 8))
 
 
 @triton.jit(do_not_specialize=["numel"], do_not_specialize_on_alignment=["m_ptr"])

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Tiling, tiling
 
-__all__ = ["as_one", "as_operand", "tiled", "unfit_operand", "unfit_scale", "warps"]
+__all__ = ["as_float32", "as_one", "as_operand", "tiled", "unfit_operand", "unfit_scale", "warps"]
 
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
@@ -50,7 +52,7 @@ def as_operand(slot: str, name: str, value: torch.Tensor | float, x: torch.Tenso
     """
     if isinstance(value, torch.Tensor) and value.numel() != 1 and (fault := _misfit(name, value.shape, x.shape)):
         raise ValueError(f"{slot}: {fault}; give one element, or one size per axis that is 1 or that axis's")
-    return _as_float32(value, x)
+    return as_float32(value, x)
 
 
 def as_one(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
@@ -61,10 +63,11 @@ def as_one(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -
     """
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(f"{slot}: {name} must be a number or have one element, got shape {tuple(value.shape)}")
-    return _as_float32(value, x)
+    return as_float32(value, x)
 
 
-def _as_float32(value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
+def as_float32(value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
+    """Return a number as a tensor beside ``x``, and a tensor as it is, in float32."""
     if not isinstance(value, torch.Tensor):
         return torch.full((), value, dtype=torch.float32, device=x.device)
     return value if value.dtype == torch.float32 else value.float()
@@ -75,12 +78,18 @@ def tiled(
     y: torch.Tensor,
     operand: torch.Tensor | None = None,
     shapes: tuple[tuple[int, tuple[int, int]], ...] = TILES,
+    axis: int | None = None,
 ) -> Tiling | None:
-    """Return the tiling of an elementwise kernel of ``x`` and ``operand``; None if the strides are beyond it."""
-    steps = None if operand is None or operand.numel() == 1 else _steps_over(x.dim(), operand)
+    """Return the tiling of an elementwise kernel of ``x`` and ``operand``; None if the strides are beyond it.
+
+    The operand broadcasts to ``x``, or has one element for each along ``axis``.
+    """
+    walks = None if operand is None or operand.numel() == 1 else (x.dim(), operand.shape, operand.stride(), axis)
     if type(x) not in PLAIN:  # its sizes may be symbols, which are no keys of a cache
+        steps = walks and _steps_over.__wrapped__(*walks)
         return tiling.__wrapped__(tuple(x.shape), x.stride(), y.stride(), steps, shapes)
     strides = x.stride()
+    steps = walks and _steps_over(*walks)
     return tiling(x.shape, strides, strides if y is x or x.is_contiguous() else y.stride(), steps, shapes)
 
 
@@ -89,7 +98,9 @@ def warps(x: torch.Tensor) -> int:
     return x.element_size()
 
 
-def _steps_over(axes: int, operand: torch.Tensor) -> tuple[int, ...]:
-    """Return the operand's strides along ``axes`` axes, 0 where it broadcasts."""
-    steps = [step if size != 1 else 0 for size, step in zip(operand.shape, operand.stride(), strict=True)]
-    return (0,) * (axes - len(steps)) + tuple(steps)
+@lru_cache(maxsize=4096)
+def _steps_over(axes: int, shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """Return an operand's strides along ``axes`` axes, 0 where it broadcasts."""
+    steps = tuple(step if size != 1 else 0 for size, step in zip(shape, strides, strict=True))
+    after = 0 if axis is None else axes - 1 - axis
+    return (0,) * (axes - len(steps) - after) + steps + (0,) * after
