@@ -78,4 +78,6 @@ def print_report(result: dict[str, Any]) -> None:
         what = row["what"].replace(" with ", "+")
         print(f"{name_of(row):<35}{what:<10}{shape_of(row):<11} {ours:>7}{share:>7}{bar:>5}", end="")
         print(*(f"{us:>8}" for us in others), f"  {verdict}", sep="")
+    if bare := [row["launch_us"] for row in result["rows"] if "launch_us" in row]:
+        print(f"a bare Triton launch: {min(bare):.1f} us")
     print("\nnot met:", *(result["not_met"] or ["nothing"]), sep="\n  ")

@@ -59,7 +59,7 @@ def _page(result: dict[str, Any]) -> list[str]:
         "|---|---|",
         *(f"| `{name}` | {count} |" for name, count in sorted(tests["ran"].items())),
         "",
-        *_named("Failed", [f"{test}: {_cause(test)}" for test in tests.get("failed_tests", [])]),
+        *_named("Failed", tests.get("failed_tests", [])),
         *_named("Skipped", [f"{count} because {why}" for why, count in _reasons(tests["skipped_tests"]).items()]),
         *_conformance(result.get("conformance", {})),
         "## The demo",
@@ -75,23 +75,6 @@ def _page(result: dict[str, Any]) -> list[str]:
         "",
         *_formats(result["demo"]["provider installed"]),
     ]
-
-
-_SINCE = {
-    "test_compiles_with_dynamic_shapes": "torch.compile took a float32 argument for float64; mended since, not run "
-    "again",
-    "test_the_wrong_current_device": "the test's own kernel used torch.frexp, which works on the current device "
-    "wherever its input is; the test uses another since, not run again",
-    "test_an_index_of_32_bits": "the process was beyond use after the test before it; not run again",
-    "cuda_graph of hub": "a call that the kernel declined late was taken for a failure; mended since, not run again",
-    "of sdpa": "the memory-efficient kernel of PyTorch faults where a tensor does not start at 16 bytes, and all that "
-    "follows in the process fails with it; such tensors are copied since, not run again",
-}
-"""What became of a failure, by a part of its name."""
-
-
-def _cause(name: str) -> str:
-    return next((cause for part, cause in _SINCE.items() if part in name), "cause not known yet")
 
 
 def _named(title: str, lines: list[str]) -> list[str]:
@@ -129,11 +112,9 @@ def _conformance(plugins: dict[str, Any]) -> list[str]:
             lines.append(f"| `{check}` | " + " | ".join(_SIGNS.get(outcome, "") for outcome in said) + " |")
         lines += ["| seconds | " + " | ".join(f"{kernel['seconds']:.1f}" for kernel in kernels.values()) + " |", ""]
         reasons: dict[str, dict[str, None]] = {}  # with the checks, each once
-        for name, kernel in kernels.items():
+        for kernel in kernels.values():
             for check, found in kernel["checks"].items():
-                if found["outcome"] == "failed":
-                    reasons.setdefault(_cause(f"{check} of {name}"), {})[check] = None
-                elif found["outcome"] != "passed":
+                if found["outcome"] != "passed":
                     reasons.setdefault(found["findings"][0], {})[check] = None
         lines += [f"- {', '.join(f'`{check}`' for check in said)}: {reason}" for reason, said in reasons.items()]
         lines += [""] if reasons else []

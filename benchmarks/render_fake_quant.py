@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the page and the plot of simulated quantization from ``docs/benchmarks/fake-quant.json``.
+"""Make the page and the plot of simulated quantization from ``fake-quant.json`` and ``fake-quant-host.json``.
+
+Both are in ``docs/benchmarks``, and ``fake_quant.py`` wrote them.
 
 python benchmarks/render_fake_quant.py
 """
@@ -16,16 +18,13 @@ from fake_quant_report import name_of, shape_of, why_missed
 FOLDER = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 _CAUSES = {
-    " call": "The machine was busy with other things: loops of 100 calls, of which medians were taken, spread from "
-    "20 to 90 us with nothing changed, and a bare Triton launch cost 14 us in a quiet moment and 31 us in another. The "
-    "script takes the fastest loop since; not measured again.",
     "int8_per_channel, dynamic fp32 forward": "A row of 57 KB fills a program: 4096 of them are 15.5 times the 264 "
     "that run at once, and the last time half of the multiprocessors have none. The peer needs as long.",
-    "nvfp4_dynamic bf16 forward": "Beside two readings there are three launches. The second reading goes backwards "
-    "since, through what is still in the cache; not measured again.",
-    " backward": "The mask was found from the input anew, which is more to read than the compiled reference's, whose "
-    "forward writes a byte an element. The forward writes a bit an element since; not measured again. The peer's "
-    "gradient under dynamic scales is the identity, for infinities too.",
+    "int8_per_channel, dynamic bf16 forward": "A row of 28 KB fills a program of four warps, or of sixteen that leave "
+    "room for two programs on a multiprocessor: either is at the bar within noise.",
+    "nvfp4_dynamic bf16 forward": "Beside two readings there are three launches, whose starts and ends take 5 us of "
+    "98; that the second reading goes backwards, through what is still in the cache, gains 3 of them.",
+    " backward": "The peer's gradient under dynamic scales is the identity, for infinities too.",
 }
 """Why a row misses its bar or is slower than another, by a part of the row's name in the list."""
 _DRAWN = {"ours": "#1b6ca8", "compiled": "#e0912f", "peer": "#8a8f98"}
@@ -37,24 +36,29 @@ _NOISE = 0.98  # of our time: what is faster than that is faster
 
 def main() -> None:
     """Write the page and the plot."""
-    result = json.loads((FOLDER / "fake-quant.json").read_text(encoding="utf-8"))
-    (FOLDER / "fake-quant.md").write_text("\n".join(page(result)) + "\n", encoding="utf-8")
+    result, host = (
+        json.loads((FOLDER / name).read_text(encoding="utf-8")) for name in ("fake-quant.json", "fake-quant-host.json")
+    )
+    (FOLDER / "fake-quant.md").write_text("\n".join(page(result, host)) + "\n", encoding="utf-8")
     (FOLDER / "fake-quant.svg").write_text("\n".join(plot(result)) + "\n", encoding="utf-8")
 
 
-def page(result: dict[str, Any]) -> list[str]:
-    """Return the lines of the page."""
+def page(result: dict[str, Any], host: dict[str, Any]) -> list[str]:
+    """Return the lines of the page, from what the GPU's part and the host's part found."""
     machine, rows = result["machine"], result["rows"]
     forward = [row for row in rows if row["what"] == "forward"]
     backward = [row for row in rows if row["what"] == "backward"]
-    calls = zip(*([row for row in rows if row["what"] == what] for what in ("call", "call with grad")), strict=True)
+    calls = zip(
+        *([row for row in host["rows"] if row["what"] == what] for what in ("call", "call with grad")), strict=True
+    )
     return [
         "# Simulated quantization",
         "",
         f"On an {machine['card']}, {machine['date']}: Python {machine['python']}, CUDA {machine['cuda']}, "
         f"torch {machine['torch']}, triton {machine['triton']}.",
         "Made by `benchmarks/render_fake_quant.py` from [fake-quant.json](fake-quant.json), "
-        "which `benchmarks/fake_quant.py` wrote in one run.",
+        "which `benchmarks/fake_quant.py` wrote in one run, and for what calls cost the host from "
+        "[fake-quant-host.json](fake-quant-host.json), which it wrote in another.",
         "",
         "Each slot was called in four ways: through the slot with our Triton kernels, as the eager reference, "
         f"as that reference under `torch.compile`, and with the kernels of the peer, {result['peer']}.",
@@ -85,6 +89,7 @@ def page(result: dict[str, Any]) -> list[str]:
         "## A call of a small tensor",
         "",
         "Microseconds that the host spends on one eager call, not waiting for the GPU: without a gradient, with one.",
+        f"A bare launch through Triton costs {min(row['launch_us'] for row in host['rows']):.1f} there.",
         "",
         *_table("slot", "ours", "at most", "reference", "peer", "met"),
         *(_call_line(without, with_grad) for without, with_grad in calls),
@@ -95,12 +100,12 @@ def page(result: dict[str, Any]) -> list[str]:
         "and how many kernels were compiled.",
         "Then the first call in a new process with what was compiled on the disk, in seconds: what Triton takes to "
         "start, which is to import itself and to hash its compiler, whoever's kernel is the first; and what our core, "
-        f"plugin and kernel take after that, at most {' or '.join({str(c['bar']) for c in result['first_calls']})}.",
+        f"plugin and kernel take after that, at most {' or '.join({str(c['bar']) for c in host['first_calls']})}.",
         "The import of torch comes before both.",
         "",
         *_table("slot", "new tensors", "slowest, ms", "compiled", "peer: slowest, ms", "peer: compiled", "Triton, s",
                 "first call, s"),
-        *_new_lines(result),
+        *_new_lines(result, host),
         "",
         "## Bits",
         "",
@@ -113,11 +118,11 @@ def page(result: dict[str, Any]) -> list[str]:
         "",
         "## What misses a bar, or is slower than another",
         "",
-        *(_shortfalls(result) or ["Nothing."]),
+        *(_shortfalls([*rows, *host["rows"]], [*result["not_met"], *host["not_met"]]) or ["Nothing."]),
         "",
         "## What could not be measured",
         "",
-        *(_unmeasured(result) or ["Nothing."]),
+        *(_unmeasured([*rows, *host["rows"]], {**result["errors"], **host["errors"]}) or ["Nothing."]),
     ]  # fmt: skip
 
 
@@ -164,10 +169,10 @@ def _call_line(without: dict[str, Any], with_grad: dict[str, Any]) -> str:
     return _line(_slot(without), both[0], asked, *both[1:], f"{_yes(without)}, {_yes(with_grad)}")
 
 
-def _new_lines(result: dict[str, Any]) -> list[str]:
+def _new_lines(result: dict[str, Any], host: dict[str, Any]) -> list[str]:
     seconds = {
         (call["slot"], call["form"]): (f"{call['triton']:.2f}", f"{call['seconds']:.2f}")
-        for call in result["first_calls"]
+        for call in host["first_calls"]
     }
     lines = []
     for record in result["new_shapes"]:
@@ -198,9 +203,9 @@ def _exact_line(record: dict[str, Any]) -> str:
     return _line(_slot(record), str(record["elements"] * len(runs)), *map(total, ("ours", "compiled", "peer")))
 
 
-def _shortfalls(result: dict[str, Any]) -> list[str]:
+def _shortfalls(rows: list[dict[str, Any]], not_met: list[str]) -> list[str]:
     by_cause: dict[str, list[str]] = {}
-    for row in result["rows"]:
+    for row in rows:
         name = f"{name_of(row)} {row['what']} {shape_of(row)}"
         faults = [] if row["met"] else [why_missed(row)]
         if "ours" in row["us"] and row["bar"]:  # else nothing runs, and only launches would compare
@@ -213,20 +218,20 @@ def _shortfalls(result: dict[str, Any]) -> list[str]:
         if faults:
             cause = next((cause for part, cause in _CAUSES.items() if part in name), "Cause not known yet.")
             by_cause.setdefault(cause, []).append(f"- {name}: {'; '.join(faults)}")
-    lines = [line for cause, rows in by_cause.items() for line in (cause, "", *rows, "")]
+    lines = [line for cause, names in by_cause.items() for line in (cause, "", *names, "")]
     kinds = (" exactness: ", " new shapes: ", " first call: ")
-    lines += [f"- {line}" for line in result["not_met"] if any(kind in line for kind in kinds)]
+    lines += [f"- {line}" for line in not_met if any(kind in line for kind in kinds)]
     return lines
 
 
-def _unmeasured(result: dict[str, Any]) -> list[str]:
+def _unmeasured(rows: list[dict[str, Any]], errors: dict[str, str]) -> list[str]:
     where: dict[str, list[str]] = {}
-    for row in result["rows"]:
+    for row in rows:
         for way, cause in row["causes"].items():
             if way != "ours" and not cause.startswith("not measured"):
                 where.setdefault(f"{_LEGEND.get(way, way)}: {cause}", []).append(name_of(row))
     lines = [f"- {cause}: {', '.join(dict.fromkeys(names))}" for cause, names in where.items()]
-    return lines + [f"- {name}: {error.strip().splitlines()[-1]}" for name, error in result["errors"].items()]
+    return lines + [f"- {name}: {error.strip().splitlines()[-1]}" for name, error in errors.items()]
 
 
 def plot(result: dict[str, Any]) -> list[str]:

@@ -61,9 +61,11 @@ def as_one(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -
     Raises:
         ValueError: it has not one element.
     """
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
+    if not isinstance(value, torch.Tensor):
+        return as_float32(value, x)
+    if value.numel() != 1:
         raise ValueError(f"{slot}: {name} must be a number or have one element, got shape {tuple(value.shape)}")
-    return as_float32(value, x)
+    return value if value.dtype == torch.float32 else value.float()
 
 
 def as_float32(value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
