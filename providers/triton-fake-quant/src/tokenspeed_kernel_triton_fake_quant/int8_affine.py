@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, is_plain
 from tokenspeed_kernel_triton_fake_quant.int8 import NUMBERS, RANGE, Grid, in_tensors, masked, on_grid
-from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_operand
+from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_one
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
 __all__ = ["fake_quant_int8_affine", "supports"]
@@ -54,10 +54,4 @@ def supports(
     x: torch.Tensor, lo: torch.Tensor | float, hi: torch.Tensor | float, scalars: bool = False
 ) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if fault := unfit("x", x) or unfit_operand("lo", lo, x) or unfit_operand("hi", hi, x):
-        return fault
-    if isinstance(lo, torch.Tensor) and lo.numel() != 1:
-        return f"lo has {lo.numel()} elements, the kernel takes one"
-    if isinstance(hi, torch.Tensor) and hi.numel() != 1:
-        return f"hi has {hi.numel()} elements, the kernel takes one"
-    return True
+    return unfit("x", x) or unfit_one("lo", lo, x) or unfit_one("hi", hi, x) or True

@@ -112,7 +112,7 @@ def fake_quant_int8_per_channel(
 
 
 def _is_per_channel(scale: torch.Tensor | float, axis: int, weight: torch.Tensor) -> TypeGuard[torch.Tensor]:
-    return isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.shape[0] == weight.shape[axis]
+    return isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.numel() == weight.shape[axis]
 
 
 def supports(weight: torch.Tensor, ch_axis: int = 0, scale: torch.Tensor | float | None = None) -> Literal[True] | str:

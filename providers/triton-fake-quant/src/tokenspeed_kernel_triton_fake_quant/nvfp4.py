@@ -13,7 +13,7 @@ import triton.language as tl
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, tensor_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
-from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_operand
+from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_one
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     divisor_parts,
@@ -165,11 +165,8 @@ def fake_quant_nvfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
 
 def supports_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | float) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if fault := unfit("weight", weight) or unfit_operand("tensor_amax", tensor_amax, weight):
-        return fault
-    if isinstance(tensor_amax, torch.Tensor) and tensor_amax.numel() != 1:
-        return f"tensor_amax has {tensor_amax.numel()} elements, not one"
-    return True if weight.dim() else "weight has no axis"
+    fault = unfit("weight", weight) or unfit_one("tensor_amax", tensor_amax, weight)
+    return fault or (True if weight.dim() else "weight has no axis")
 
 
 def supports_dynamic(x: torch.Tensor) -> Literal[True] | str:

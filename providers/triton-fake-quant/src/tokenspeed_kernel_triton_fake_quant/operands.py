@@ -4,28 +4,39 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Tiling, tiling
 
-__all__ = ["as_float32", "as_one", "as_operand", "tiled", "unfit_operand", "unfit_scale", "warps"]
+__all__ = ["as_float32", "as_one", "as_operand", "tiled", "unfit_one", "unfit_operand", "unfit_scale", "warps"]
 
 _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
 
-def unfit_operand(name: str, value: object, x: torch.Tensor) -> str | None:
+def unfit_operand(name: str, value: Any, x: torch.Tensor) -> str | None:
     """Return why a number or tensor cannot be taken beside ``x``, or None; its shape is not looked at."""
+    if type(value) in PLAIN and value.get_device() == x.get_device() and value.dtype in _FLOATS:
+        return None
     if not isinstance(value, torch.Tensor):
         return None if isinstance(value, (int, float)) else f"{name} is {value!r}, neither a tensor nor a number"
     if value.get_device() != x.get_device():
         return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
     if value.dtype not in _FLOATS:
         return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
-    if type(value) not in PLAIN:
-        return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
-    return None
+    return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
+
+
+def unfit_one(name: str, value: Any, x: torch.Tensor) -> str | None:
+    """Return why a number, or a tensor of one element, cannot be taken beside ``x``, or None."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            return f"{name} has {value.numel()} elements, the kernel takes one"
+        if type(value) in PLAIN and value.get_device() == x.get_device() and value.dtype in _FLOATS:
+            return None  # what the function below finds, too, and its call costs as much
+    return unfit_operand(name, value, x)
 
 
 def unfit_scale(name: str, value: object, x: torch.Tensor) -> str | None:
