@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from tokenspeed_kernel.reference import quant as reference  # noqa: E402 -- after the checks above
 from tokenspeed_kernel_triton_fake_quant.fp8 import fake_quant_fp8  # noqa: E402
+from tokenspeed_kernel_triton_fake_quant.int8_per_channel import fake_quant_int8_per_channel  # noqa: E402
 from tokenspeed_kernel_triton_fake_quant.int_grouped import fake_quant_int_grouped  # noqa: E402
 from tokenspeed_kernel_triton_fake_quant.nvfp4 import fake_quant_nvfp4_dynamic, fake_quant_nvfp4_weight  # noqa: E402
 
@@ -74,6 +75,21 @@ def _e4m3_by_double(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     step = scale.clamp(min=1e-12)
     code = (x.double() / step.double()).float().clamp(-448.0, 448.0)
     return code.to(torch.float8_e4m3fn).float() * step
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [37, 2048, 3000, 4096, 8192, 12000, 14336, 16383, 16384, 16400])
+def test_rows_of_int8_channels(width: int, dtype: torch.dtype, assert_same_bits: Check) -> None:
+    """Each width is of another variant of the kernel that holds a row; with a gradient it writes a mask, too."""
+    x = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to("cuda", dtype)
+    x[1, width // 2] = math.inf  # beyond the grid that it makes
+    results = []
+    for function in (fake_quant_int8_per_channel, reference.fake_quant_int8_per_channel):
+        leaf = x.clone().requires_grad_()
+        y = function(leaf)
+        results.append((function(x), y, *torch.autograd.grad(y, leaf, x.flip(0))))
+    for ours, right in zip(*results, strict=True):
+        assert_same_bits(ours, right)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -41,10 +41,34 @@ for module in ("int8_affine", "int8_per_channel"):
 assert compared > 100, compared
 print("equal")
 """
+# Each width is of another variant of the kernel that holds a row: its place, multiples of 16 and others, and too wide.
+ROWS = """
+import torch
+from tokenspeed_kernel.reference import quant
+from tokenspeed_kernel_triton_fake_quant.int8_per_channel import fake_quant_int8_per_channel
+
+for dtype in (torch.float32, torch.float16):
+    for width in (1, 37, 2047, 2048, 3000, 4096, 8192, 12000, 14336, 16383, 16384, 16400):
+        generator = torch.Generator().manual_seed(width)
+        row = torch.randn(2, width, generator=generator).to(dtype)
+        row[1, width // 2] = torch.inf  # beyond the grid that it makes
+        cotangent = torch.randn(2, width, generator=generator).to(dtype)
+        results = []
+        for function in (fake_quant_int8_per_channel, quant.fake_quant_int8_per_channel):
+            leaf = row.clone().requires_grad_()
+            with torch.no_grad():
+                alone = function(leaf)
+            y = function(leaf)
+            results.append((alone, y.detach(), *torch.autograd.grad(y, leaf, cotangent)))
+        for what, ours, right in zip(("without a gradient", "with one", "gradient"), *results, strict=True):
+            assert torch.equal(ours, right), (dtype, width, what)
+print("equal")
+"""
 
 
-def test_interpreted_gradients_equal_the_references() -> None:
-    """Of every differentiable call of the kit's grid, in float32 and float16, for a random cotangent (case 1)."""
+@pytest.mark.parametrize("program", [PROGRAM, ROWS], ids=["grid", "rows"])
+def test_interpreted_gradients_equal_the_references(program: str) -> None:
+    """Of every differentiable call of the kit's grid and of long rows, in float32 and float16 (case 1)."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "equal"), done.stderr
