@@ -35,6 +35,7 @@ from fake_quant_cases import (
     NEW_SIZES,
     SHAPES,
     SMOKE_SHAPES,
+    SUPPORTS_BAR,
     UNITS,
     WARM_SIZES,
     Case,
@@ -191,16 +192,19 @@ class Bench:
         if no := self.ways.why_not_ours(case, *arguments):
             causes["ours"] = no
         runs: dict[str, Callable[[], object]] = {name: partial(f, *arguments) for name, f in functions.items()}
-        if not self.clock.smoke:
-            runs["launch"] = self._bare_launch()
+        if not self.clock.smoke:  # part of every call, and the floor of one
+            runs |= {"supports": partial(self.ways.asking(case), *arguments), "launch": self._bare_launch()}
         taken = self.clock.host(runs)
         key = (case, dtype, what)
         row = self._calls.get(key) or self._row(case, dtype, "small", what, causes)
         self._calls[key] = row
-        if (launch := taken.pop("launch", None)) is not None:  # whatever is called costs as much
-            row["launch_us"] = min(launch, row.get("launch_us", launch))
+        for part in ("supports", "launch"):
+            if part in taken:
+                us = taken.pop(part)
+                row[f"{part}_us"] = min(us, row.get(f"{part}_us", us))
         row["us"] = {name: min(us, row["us"].get(name, us)) for name, us in taken.items()}
         row["bar"] = call_bar(what)
+        row["supports_bar"] = SUPPORTS_BAR
         row["met"] = "ours" not in causes and row["us"].get("ours", float("inf")) <= row["bar"]
 
     def _warm(self) -> None:

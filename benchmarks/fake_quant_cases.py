@@ -19,6 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNITS = (1e-30, 1.0, 1e30)  # standard deviations of the data of which only the bits matter
 
 _ONE_PROGRAM = 16384  # elements of a channel that one program can hold, so that it reads them once
+SUPPORTS_BAR = 1.0  # microseconds, for the answer whether a kernel serves a call
 FIRST_CALL_BAR = 0.3  # seconds, once Triton itself has started
 _CALL_BARS = {"call": 20.0, "call with grad": 30.0}  # microseconds
 

@@ -40,6 +40,8 @@ def not_met(result: dict[str, Any]) -> list[str]:
         what = f"{name_of(row)} {row['what']} {shape_of(row)}"
         if not row["met"]:
             lines.append(f"{what}: {why_missed(row)}")
+        if row.get("supports_us", 0.0) > row.get("supports_bar", 0.0):
+            lines.append(f"{what} supports: {row['supports_us']:.2f} us, at most {row['supports_bar']:.0f}")
         if row.get("differing", {}).get("ours"):
             lines.append(f"{what}: {row['differing']['ours']} elements differ")
     for record in result["exactness"]:
@@ -78,6 +80,8 @@ def print_report(result: dict[str, Any]) -> None:
         what = row["what"].replace(" with ", "+")
         print(f"{name_of(row):<35}{what:<10}{shape_of(row):<11} {ours:>7}{share:>7}{bar:>5}", end="")
         print(*(f"{us:>8}" for us in others), f"  {verdict}", sep="")
+    if asked := [row["supports_us"] for row in result["rows"] if "supports_us" in row]:
+        print(f"an answer whether a kernel serves a call: {min(asked):.2f} to {max(asked):.2f} us")
     if bare := [row["launch_us"] for row in result["rows"] if "launch_us" in row]:
         print(f"a bare Triton launch: {min(bare):.1f} us")
     print("\nnot met:", *(result["not_met"] or ["nothing"]), sep="\n  ")

@@ -16,6 +16,7 @@ from fake_quant_cases import Case
 
 from tokenspeed_kernel import slot
 from tokenspeed_kernel.reference import quant
+from tokenspeed_kernel.registry import KernelRegistry, load_attribute
 
 Function = Callable[..., torch.Tensor]
 
@@ -89,6 +90,14 @@ class Ways:
             return ""
         reasons = [f"{v['stage']}: {v['detail'] or v['code']}" for v in verdicts if v["solution"] == _KERNEL]
         return "; ".join(reasons) or f"no kernel is registered ({self.provider})"
+
+    def asking(self, case: Case) -> Callable[..., object]:
+        """Return what answers whether our kernel serves a call."""
+        registration = KernelRegistry.get().registration(f"triton_{case.slot}")
+        assert registration is not None
+        assert registration.spec.supports is not None
+        supports: Callable[..., object] = load_attribute(registration.spec.supports)
+        return supports
 
     def _function(self, name: str, case: Case) -> Function:
         reference: Function = getattr(quant, case.slot)

@@ -91,7 +91,7 @@ def page(result: dict[str, Any], host: dict[str, Any]) -> list[str]:
         "Microseconds that the host spends on one eager call, not waiting for the GPU: without a gradient, with one.",
         f"A bare launch through Triton costs {min(row['launch_us'] for row in host['rows']):.1f} there.",
         "",
-        *_table("slot", "ours", "at most", "reference", "peer", "met"),
+        *_table("slot", "ours", "at most", "reference", "peer", "met", "of it: whether it is served"),
         *(_call_line(without, with_grad) for without, with_grad in calls),
         "",
         "## New shapes and new processes",
@@ -166,7 +166,8 @@ def _forwards(row: dict[str, Any]) -> list[str]:
 def _call_line(without: dict[str, Any], with_grad: dict[str, Any]) -> str:
     both = [f"{_us(without, way)}, {_us(with_grad, way)}" for way in ("ours", "reference", "peer")]
     asked = f"{without['bar']:.0f}, {with_grad['bar']:.0f}"
-    return _line(_slot(without), both[0], asked, *both[1:], f"{_yes(without)}, {_yes(with_grad)}")
+    supports = f"{without['supports_us']:.2f}" if "supports_us" in without else "-"
+    return _line(_slot(without), both[0], asked, *both[1:], f"{_yes(without)}, {_yes(with_grad)}", supports)
 
 
 def _new_lines(result: dict[str, Any], host: dict[str, Any]) -> list[str]:
@@ -219,7 +220,7 @@ def _shortfalls(rows: list[dict[str, Any]], not_met: list[str]) -> list[str]:
             cause = next((cause for part, cause in _CAUSES.items() if part in name), "Cause not known yet.")
             by_cause.setdefault(cause, []).append(f"- {name}: {'; '.join(faults)}")
     lines = [line for cause, names in by_cause.items() for line in (cause, "", *names, "")]
-    kinds = (" exactness: ", " new shapes: ", " first call: ")
+    kinds = (" exactness: ", " new shapes: ", " first call: ", " supports: ")
     lines += [f"- {line}" for line in not_met if any(kind in line for kind in kinds)]
     return lines
 
