@@ -17,6 +17,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import xml.etree.ElementTree as ET
@@ -77,8 +78,17 @@ def main() -> int:
         "conformance": conformance,
         "demo": {**demos},
     }
-    (options.out / "gpu-tests.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    written = _without_folders(json.dumps(result, indent=1), everything, without_triton)
+    (options.out / "gpu-tests.json").write_text(written + "\n", encoding="utf-8")
     return _print_table(result)
+
+
+def _without_folders(text: str, *sites: Path) -> str:
+    """Return what is to be published without the folders of this machine, which error messages name."""
+    entries = [*map(str, sites), sysconfig.get_path("purelib"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    for entry in filter(None, entries):
+        text = text.replace(entry, "site-packages")
+    return text.replace(str(Path.home()), "~")
 
 
 def _parse() -> argparse.Namespace:

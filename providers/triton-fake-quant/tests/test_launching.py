@@ -231,25 +231,14 @@ def test_gradients_of_gradients(kernel: Kernel) -> None:
     assert torch.equal(*second)
 
 
-def test_forward_mode_is_refused_or_right(kernel: Kernel) -> None:
-    """A dual number is declined, an error, or gets the tangent that the gradient's rule gives; it is never lost."""
+def test_forward_mode_is_declined(kernel: Kernel) -> None:
+    """A dual number would lose its tangent."""
     from torch.autograd import forward_ad
 
-    x, tangent = _values(32, 48), _values(32, 48, seed=1)
-    leaf = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(kernel.reference(leaf, *kernel.others(x)), leaf, tangent)
+    x = _values(32, 48)
     with forward_ad.dual_level():
-        dual = forward_ad.make_dual(x, tangent)
-        if (said := kernel.supports(dual, *kernel.others(x))) is not True:
-            assert "forward" in str(said)
-            return
-        try:
-            result = forward_ad.unpack_dual(kernel.call(dual, *kernel.others(x)))
-        except (RuntimeError, NotImplementedError) as error:
-            assert "forward" in str(error) or "jvp" in str(error)  # noqa: PT017 -- an error is one of two right answers
-        else:
-            assert result.tangent is not None, "the tangent was lost"
-            assert torch.equal(result.tangent, expected)
+        said = kernel.supports(forward_ad.make_dual(x, torch.ones_like(x)), *kernel.others(x))
+    assert "forward-mode" in str(said)
 
 
 # --- compilers ----------------------------------------------------------------------------------------------------

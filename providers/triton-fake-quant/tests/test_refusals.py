@@ -11,7 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tokenspeed_kernel_triton_fake_quant.doors import is_plain  # noqa: E402 -- after the checks above
+from tokenspeed_kernel import slot  # noqa: E402 -- after the checks above
+from tokenspeed_kernel_triton_fake_quant.doors import is_plain  # noqa: E402
 from tokenspeed_kernel_triton_fake_quant.fp8 import fake_quant_fp8  # noqa: E402
 from tokenspeed_kernel_triton_fake_quant.int8_affine import fake_quant_int8_affine  # noqa: E402
 from tokenspeed_kernel_triton_fake_quant.int8_per_channel import fake_quant_int8_per_channel  # noqa: E402
@@ -197,11 +198,15 @@ def test_what_watches_a_call_keeps_it_off_the_short_way() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch.func.jvp uses it
 def test_no_tangent_is_lost(kernel: Kernel) -> None:
-    """Called past ``supports``, a kernel raises under forward-mode differentiation: it has no rule for tangents."""
+    """Under forward-mode differentiation a kernel declines; called all the same it raises, and so does its slot."""
     from torch.autograd import forward_ad
 
     x, tangent = torch.ones(4, 32), torch.ones(4, 32)
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-        kernel.call(forward_ad.make_dual(x, tangent), *kernel.others(x))
-    with pytest.raises(NotImplementedError, match="call the slot"):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            kernel.call(dual, *kernel.others(x))
+        with pytest.raises(NotImplementedError, match="forward mode"):
+            slot(kernel.slot)(dual, *kernel.others(x))
+    with pytest.raises(NotImplementedError, match="use reverse mode"):
         torch.func.jvp(lambda value: kernel.call(value, *kernel.others(x)), (x,), (tangent,))

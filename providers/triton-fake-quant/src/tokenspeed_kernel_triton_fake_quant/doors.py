@@ -114,8 +114,8 @@ class Kernel:
         """
         if forward_ad._current_level >= 0:
             raise NotImplementedError(
-                "forward-mode differentiation is active, and a Triton kernel has no rule for tangents; "
-                "call the slot, whose reference has one"
+                "forward-mode differentiation is active, for which fake quantization has no rule; "
+                "use reverse mode, such as torch.autograd.grad or torch.func.grad"
             )
         with torch.cuda.device_of(tensors[0]):
             wrap_triton(self.function)[grid](*tensors, *numbers, *constants, num_warps=warps)

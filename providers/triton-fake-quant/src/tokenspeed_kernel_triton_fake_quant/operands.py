@@ -18,24 +18,21 @@ _FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64
 
 def unfit_operand(name: str, value: Any, x: torch.Tensor) -> str | None:
     """Return why a number or tensor cannot be taken beside ``x``, or None; its shape is not looked at."""
-    if type(value) in PLAIN and value.get_device() == x.get_device() and value.dtype in _FLOATS:
-        return None
-    if not isinstance(value, torch.Tensor):
+    if type(value) not in PLAIN:
+        if isinstance(value, torch.Tensor):
+            return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
         return None if isinstance(value, (int, float)) else f"{name} is {value!r}, neither a tensor nor a number"
     if value.get_device() != x.get_device():
         return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
     if value.dtype not in _FLOATS:
         return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
-    return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
+    return None
 
 
 def unfit_one(name: str, value: Any, x: torch.Tensor) -> str | None:
     """Return why a number, or a tensor of one element, cannot be taken beside ``x``, or None."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            return f"{name} has {value.numel()} elements, the kernel takes one"
-        if type(value) in PLAIN and value.get_device() == x.get_device() and value.dtype in _FLOATS:
-            return None  # what the function below finds, too, and its call costs as much
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        return f"{name} has {value.numel()} elements, the kernel takes one"
     return unfit_operand(name, value, x)
 
 
@@ -72,11 +69,9 @@ def as_one(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -
     Raises:
         ValueError: it has not one element.
     """
-    if not isinstance(value, torch.Tensor):
-        return as_float32(value, x)
-    if value.numel() != 1:
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(f"{slot}: {name} must be a number or have one element, got shape {tuple(value.shape)}")
-    return value if value.dtype == torch.float32 else value.float()
+    return as_float32(value, x)
 
 
 def as_float32(value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:

@@ -19,15 +19,6 @@ _functorch_interpreter = torch._C._functorch.peek_interpreter_stack
 
 def unfit(name: str, x: torch.Tensor) -> str | None:
     """Return why no kernel here serves the tensor to quantize, or None."""
-    if (
-        type(x) in PLAIN
-        and x.is_cuda
-        and x.dtype in _DTYPES
-        and x.layout is _STRIDED
-        and (_is_dynamo_compiling() or _functorch_interpreter() is None)
-        and forward_ad._current_level < 0
-    ):
-        return None
     if type(x) not in PLAIN:
         return f"{name} is a {type(x).__name__}, the kernel serves plain tensors"
     if not x.is_cuda:
@@ -36,6 +27,8 @@ def unfit(name: str, x: torch.Tensor) -> str | None:
         return f"{name} is {x.dtype}, the kernel serves float32, float16 and bfloat16"
     if x.layout is not _STRIDED:
         return f"{name} has the layout {x.layout}, the kernel serves strided tensors"
+    if not _is_dynamo_compiling() and _functorch_interpreter() is not None:
+        return "a functorch transform is active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active, of which the kernel knows nothing"
-    return "a functorch transform is active"
+    return None
