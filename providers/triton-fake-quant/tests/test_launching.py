@@ -63,9 +63,10 @@ def _said(process: subprocess.Popen[str]) -> str:
 # --- streams, devices ---------------------------------------------------------------------------------------------
 
 
-def test_the_current_stream(kernel: Kernel) -> None:
+@pytest.mark.parametrize("rows", [256, 1024])  # a tensor's maximum is found in the kernel, or by one of its own
+def test_the_current_stream(kernel: Kernel, rows: int) -> None:
     """A producer that is late on a side stream is waited for, each of 20 times (case 26)."""
-    x, stream = torch.zeros(256, 256, device="cuda"), torch.cuda.Stream()
+    x, stream = torch.zeros(rows, 256, device="cuda"), torch.cuda.Stream()
     three = torch.full_like(x, 3.0)
     others = kernel.others(x)
     expected = kernel.call(three, *others)
@@ -78,6 +79,18 @@ def test_the_current_stream(kernel: Kernel) -> None:
             y = kernel.call(x, *others)
         stream.synchronize()
         assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("kernel", ["fake_quant_nvfp4_dynamic"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_maxima_of_calls_that_follow_each_other(kernel: Kernel, dtype: torch.dtype, assert_same_bits: Check) -> None:
+    """Each call waits for its own maximum, though its kernel starts earlier, and none sees that of another call."""
+    x = _values(2048, 1024).to(dtype)
+    scaled = [x * factor for factor in (1.0, 300.0, 0.01, 7.0) * 10]
+    torch.cuda.synchronize()
+    quantized = [kernel.call(value) for value in scaled]
+    for value, result in zip(scaled, quantized, strict=True):
+        assert_same_bits(result, kernel.reference(value))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Largest magnitudes, found on the device: of a tensor, or of each channel of one axis.
+"""Largest magnitudes, found on the device: of parts of a tensor, or of each channel of one axis.
 
-NaN is ignored and Inf counts as the largest finite value. The programs meet in an atomic maximum, whose result does
-not depend on their order: magnitudes are ordered as their bits are, taken for integers.
+NaN is ignored and Inf counts as the largest finite value. The programs of a channel meet in an atomic maximum, whose
+result does not depend on their order: magnitudes are ordered as their bits are, taken for integers.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from tokenspeed_kernel_triton_fake_quant.operands import tiled, warps
 from tokenspeed_kernel_triton_fake_quant.rounding import larger, largest
 from tokenspeed_kernel_triton_fake_quant.tiles import PER_COLUMN, SIZES, has_rest, rest, row_of_tiles, tile
 
-__all__ = ["FINITE_MAX", "channel_amax", "tensor_amax"]
+__all__ = ["FINITE_MAX", "PARTIALS", "channel_amax", "partial_amax"]
 
 FINITE_MAX = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
-_WIDE = ((512, (1, 8192)), (64, (8, 512)), (0, (64, 16)))  # many elements between two atomics
-_TALL = ((64, (64, 128)), (0, (512, 16)))  # the same, for channels that run down the columns
-_PROGRAMS = 4224  # 32 for each multiprocessor of an H100 or H200: each walks many tiles, and meets the others once
+_WIDE = ((8192, (1, 16384)), (512, (1, 8192)), (64, (8, 512)), (0, (64, 16)))  # many bytes on their way at a time
+_TALL = ((64, (64, 128)), (0, (512, 16)))  # many elements between two atomics, down the columns
+PARTIALS = tl.constexpr(512)
+"""Programs that share a tensor, each of which finds one maximum: enough to fill a GPU, and so few that every program
+of the next kernel can take the largest of theirs, which saves the launch that would zero a place for an atomic one."""
 
 
 @triton.jit(do_not_specialize=["tiles", *SIZES])
-def _tensor_amax_kernel(
+def _partial_amax_kernel(
     x_ptr, s_ptr,
     tiles: tl.int64,
     rows: tl.int64, cols: tl.int64, mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
     s0: tl.int64, s1: tl.int64, s2: tl.int64, sc: tl.int64,
     LAYOUT: tl.constexpr, VARIES: tl.constexpr, ALIGNED: tl.constexpr, INT64: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, FINITE_MAX: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     so_far = tl.zeros((ROWS, COLS), x_ptr.dtype.element_ty)
     row_length = tl.cast(tl.cdiv(cols, COLS), tl.int32)  # in tiles
     for number in range(tl.program_id(0), tl.cast(tiles, tl.int32), tl.num_programs(0)):
@@ -54,7 +58,7 @@ def _tensor_amax_kernel(
         last, _, last_mask, _ = rest(cols, sc, False, INT64)
         some = tl.load(x_ptr + last, mask=last_mask, other=0.0).to(tl.float32)
         found = tl.maximum(found, largest(tl.reshape(some, (16,)), 0, FINITE_MAX))
-    tl.atomic_max(s_ptr, found.to(tl.int32, bitcast=True), sem="relaxed")
+    tl.store(s_ptr + tl.program_id(0), found)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -100,20 +104,23 @@ def _meet(
     tl.atomic_max(s_ptr + offsets, found.to(tl.int32, bitcast=True), mask=is_there, sem="relaxed")
 
 
-_tensor_kernel, _channel_kernel = Kernel(_tensor_amax_kernel), Kernel(_channel_amax_kernel)
+_partial_kernel, _channel_kernel = Kernel(_partial_amax_kernel), Kernel(_channel_amax_kernel)
 
 
-def tensor_amax(x: torch.Tensor, start: Start) -> torch.Tensor:
-    """Return the largest magnitude of ``x``, a 0-d float32 tensor."""
-    bits = torch.zeros((), dtype=torch.int32, device=x.device)
+def partial_amax(x: torch.Tensor, start: Start, early: bool) -> torch.Tensor:
+    """Return as many float32 as :data:`PARTIALS`, of which the largest is the largest magnitude of ``x``.
+
+    With ``early``, the next kernel may start at once, and has to wait for this one itself.
+    """
     tiling = tiled(x, x, None, _WIDE)
     if tiling is None:
-        return tensor_amax(x.contiguous(), start)
+        return partial_amax(x.contiguous(), start, early)
+    amax = torch.empty(PARTIALS.value, dtype=torch.float32, device=x.device)
     across, rows, more_rows = tiling.grid
-    tiles = across * rows * more_rows
-    constants = (*tiling.constants, FINITE_MAX[x.dtype])
-    start(_tensor_kernel, (min(tiles, _PROGRAMS), 1, 1), (x, bits), (tiles, *tiling.sizes), constants, 8)
-    return bits.view(torch.float32)
+    constants = (*tiling.constants, early, FINITE_MAX[x.dtype])
+    sizes = (across * rows * more_rows, *tiling.sizes)
+    start(_partial_kernel, (PARTIALS.value, 1, 1), (x, amax), sizes, constants, 8)
+    return amax
 
 
 def channel_amax(x: torch.Tensor, axis: int, start: Start) -> torch.Tensor:

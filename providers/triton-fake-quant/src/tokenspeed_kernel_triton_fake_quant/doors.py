@@ -8,6 +8,7 @@ call three times what the launch does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from triton import knobs
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 
-__all__ = ["Kernel", "Start", "apply_of", "is_plain", "straight_through"]
+__all__ = ["Kernel", "Start", "apply_of", "is_plain", "starts_early", "straight_through"]
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:
@@ -58,11 +59,15 @@ class Kernel:
         numbers: tuple[int | float, ...],
         constants: tuple[object, ...],
         warps: int = 4,
+        early: bool = False,
     ) -> None:
         """Launch on the current stream of the first tensor's device, as compiled before if it was.
 
         Numbers are not specialised, so what was compiled depends on the constants, on the dtype of the first tensor,
         which with the constants determines the others', and on which tensors start at 16 bytes.
+
+        With ``early``, which the constants say, too, the kernel starts as soon as the one before it lets it, and waits
+        for it itself ("programmatic dependent launch" in CUDA's programming guide).
 
         Raises:
             ValueError: the tensors are on several devices.
@@ -73,7 +78,7 @@ class Kernel:
             return None
         if device != torch._C._cuda_getDevice():  # Triton launches on the current device, whatever its arguments' is
             with torch.cuda.device(device):
-                return self.launch(grid, tensors, numbers, constants, warps)
+                return self.launch(grid, tensors, numbers, constants, warps, early)
         pointers = []  # Triton takes numbers too, and asks the driver about each tensor
         starts = 0
         for tensor in tensors:
@@ -88,7 +93,8 @@ class Kernel:
         key = (constants, warps, device, tensors[0].dtype, aligned)
         compiled = self._compiled.get(key)
         if compiled is None:
-            self._compiled[key] = self.function[grid](*tensors, *numbers, *constants, num_warps=warps)
+            options = {"launch_pdl": True} if early else {}  # not every backend has that one
+            self._compiled[key] = self.function[grid](*tensors, *numbers, *constants, num_warps=warps, **options)
             return None
         stream = torch._C._cuda_getCurrentRawStream(device)
         if _is_hooked():
@@ -105,8 +111,9 @@ class Kernel:
         numbers: tuple[int | float, ...],
         constants: tuple[object, ...],
         warps: int = 4,
+        early: bool = False,
     ) -> None:
-        """Do the same inside an operator of ``torch.library``, so that a compiler sees the kernel.
+        """Do the same inside an operator of ``torch.library``, so that a compiler sees the kernel; never ``early``.
 
         Raises:
             NotImplementedError: forward-mode differentiation is active, in which such an operator loses tangents
@@ -123,6 +130,16 @@ class Kernel:
 
 Start = Callable[..., None]
 """``Kernel.launch`` or ``Kernel.record``: what a quantizing function starts its kernels with."""
+
+
+def starts_early(start: Start, x: torch.Tensor) -> bool:
+    """Return whether a kernel started so, on the device of ``x``, may start before the one before it has ended."""
+    return start is Kernel.launch and x.is_cuda and _has_programmatic_launch(x.get_device())
+
+
+@lru_cache
+def _has_programmatic_launch(device: int) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:

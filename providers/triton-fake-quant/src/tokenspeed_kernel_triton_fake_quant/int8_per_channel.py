@@ -11,6 +11,7 @@ from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, channel_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
 from tokenspeed_kernel_triton_fake_quant.groups import LONGEST, rows_grouped
 from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, in_tensors, masked, on_grid
+from tokenspeed_kernel_triton_fake_quant.int8_rows import long_rows
 from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED
 from tokenspeed_kernel_triton_fake_quant.int_grouped import kernel as grouped_kernel
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
@@ -21,10 +22,10 @@ __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
 _TILE = 2048  # elements of a program
 _WARPS = {
-    (4, False): {4096: 16, 8192: 32, LONGEST: 8},
-    (4, True): {4096: 16, 8192: 16, LONGEST: 8},
-    (2, False): {2048: 2, 4096: 4, LONGEST: 4},
-    (2, True): {2048: 2, 4096: 4, 8192: 8, LONGEST: 8},
+    (4, False): {4096: 16, 8192: 32},
+    (4, True): {4096: 16, 8192: 16},
+    (2, False): {2048: 2, 4096: 4},
+    (2, True): {2048: 2, 4096: 4, 8192: 8},
 }
 """Of a program with one row: what was fastest on an H200, by bytes of an element and whether there is a mask, then by
 the place of a row, where another number than for other groups was. How many rows a multiprocessor holds decides."""
@@ -47,6 +48,9 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     if with_amax and mask is None:
         amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
         scale = STORED
+    if grouping.constants[-1] == LONGEST:
+        long_rows(weight, y, None if scale == OWN else amax, mask, channels, start)
+        return y, Grid(AMAX, amax), mask
     wanted = _WARPS[weight.element_size(), mask is not None]
     warps = wanted.get(grouping.constants[-1], grouping.warps)
     constants = (*grouping.constants, scale, True, mask is not None, FINITE_MAX[weight.dtype])

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The int8 kernel of long channels: a program holds a row of 8193 to 16384 elements in pieces of powers of two.
+
+One piece would have to be 16384 wide, and what of that is empty would keep registers from other rows: how many rows a
+multiprocessor holds decides how well it uses the bandwidth.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start
+from tokenspeed_kernel_triton_fake_quant.masks import store_mask
+from tokenspeed_kernel_triton_fake_quant.rounding import (
+    DIVIDES_BY_FMA,
+    clamp,
+    kept_narrow,
+    largest,
+    round_to_integer,
+    unsigned_zero,
+)
+
+__all__ = ["long_rows"]
+
+_FIRST, _SECOND = 8192, 4096  # elements of pieces
+_FOLDED = tl.constexpr(2048)  # elements: each thread folds pieces to so many, and then they meet, once for all pieces
+
+
+@triton.jit
+def _load(x_ptr, base, first, length, SIZE: tl.constexpr):
+    offsets = first + tl.arange(0, SIZE)
+    return tl.load(x_ptr + base + offsets, mask=offsets < length, other=0.0)
+
+
+@triton.jit
+def _folded(x):
+    return tl.max(tl.reshape(tl.abs(x.to(tl.float32)), (x.shape[0] // _FOLDED, _FOLDED)), axis=0)
+
+
+@triton.jit
+def _store(y_ptr, m_ptr, x, step, row, base, first, length, SIZE: tl.constexpr, MASK: tl.constexpr):
+    if DIVIDES_BY_FMA and x.dtype != tl.float32:
+        x = kept_narrow(x)
+    code = x.to(tl.float32) * tl.div_rn(1.0, step)
+    if MASK:
+        rounded = round_to_integer(clamp(code, -129.0, 128.0))
+        code = clamp(rounded, -128.0, 127.0)
+        store_mask(m_ptr, rounded == code, row, first, length, True, length, 1, SIZE)
+    else:
+        code = round_to_integer(clamp(code, -128.0, 127.0))
+    offsets = first + tl.arange(0, SIZE)
+    tl.store(y_ptr + base + offsets, unsigned_zero(code * step, y_ptr.dtype.element_ty), mask=offsets < length)
+
+
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["s_ptr", "m_ptr"])
+def _long_rows_kernel(
+    x_ptr, y_ptr, s_ptr, m_ptr, size: tl.int64,
+    ALIGNED: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    STORED: tl.constexpr, MASK: tl.constexpr, FINITE_MAX: tl.constexpr,
+):  # fmt: skip
+    length = tl.cast(size, tl.int32)
+    if ALIGNED:  # true already; written so that the compiler sees it, and uses wide loads
+        length = length // 16 * 16
+    row = tl.cast(tl.program_id(0), tl.int64)
+    base = row * length
+    first = _load(x_ptr, base, 0, length, FIRST)
+    second = _load(x_ptr, base, FIRST, length, SECOND)
+    if THIRD > 0:  # before anything is made of the others: where threads meet, no load is moved up
+        third = _load(x_ptr, base, FIRST + SECOND, length, THIRD)
+    folded = tl.maximum(_folded(first), _folded(second))
+    if THIRD > 0:
+        folded = tl.maximum(folded, _folded(third))
+    amax = largest(folded, 0, FINITE_MAX)
+    if STORED:
+        tl.store(s_ptr + row, amax)
+    step = tl.maximum(tl.div_rn(amax, 127.0), 1e-12)
+    _store(y_ptr, m_ptr, first, step, row, base, 0, length, FIRST, MASK)
+    _store(y_ptr, m_ptr, second, step, row, base, FIRST, length, SECOND, MASK)
+    if THIRD > 0:
+        _store(y_ptr, m_ptr, third, step, row, base, FIRST + SECOND, length, THIRD, MASK)
+
+
+_kernel = Kernel(_long_rows_kernel)
+
+
+def long_rows(
+    x: torch.Tensor, y: torch.Tensor, amax: torch.Tensor | None, mask: torch.Tensor | None, rows: int, start: Start
+) -> None:
+    """Write the values of a contiguous ``x`` of equally long rows, and what is wanted beside them.
+
+    Args:
+        x: ``rows`` rows of 8193 to 16384 elements.
+        y: the same, for the values.
+        amax: one for each row, for the largest magnitudes, or None.
+        mask: for where the gradient passes, or None; rows are of a multiple of 16 elements, then.
+        rows: how many there are.
+        start: what starts the kernel.
+    """
+    size = x.numel() // rows
+    over = size - _FIRST - _SECOND
+    third = 0 if over <= 0 else 2048 if over <= 2048 else 4096
+    constants = (
+        size % 16 == 0, _FIRST, _SECOND, third, amax is not None, mask is not None, FINITE_MAX[x.dtype]
+    )  # fmt: skip
+    tensors = (x, y, y if amax is None else amax, y if mask is None else mask)
+    warps = 8 if x.dtype == torch.bfloat16 and mask is None else 4  # what was fastest on an H200
+    start(_kernel, (rows, 1, 1), tensors, (size,), constants, warps)
