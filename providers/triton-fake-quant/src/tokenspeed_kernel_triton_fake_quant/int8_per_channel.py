@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import torch
 
@@ -15,8 +15,8 @@ from tokenspeed_kernel_triton_fake_quant.int8_rows import long_rows
 from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED
 from tokenspeed_kernel_triton_fake_quant.int_grouped import kernel as grouped_kernel
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
-from tokenspeed_kernel_triton_fake_quant.operands import as_float32, as_operand, unfit_operand, unfit_scale
-from tokenspeed_kernel_triton_fake_quant.support import unfit
+from tokenspeed_kernel_triton_fake_quant.operands import FLOATS, as_float32, as_operand, unfit_operand, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.support import PLAIN, unfit
 
 __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
@@ -119,14 +119,18 @@ def _is_per_channel(scale: torch.Tensor | float, axis: int, weight: torch.Tensor
     return isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.numel() == weight.shape[axis]
 
 
-def supports(weight: torch.Tensor, ch_axis: int = 0, scale: torch.Tensor | float | None = None) -> Literal[True] | str:
+def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
     if fault := unfit("weight", weight):
         return fault
-    axes = weight.dim()
-    if not -axes <= ch_axis < axes:
-        return f"ch_axis {ch_axis} is no axis of a tensor of {axes} axes"
+    try:
+        channels = weight.shape[ch_axis]
+    except IndexError:
+        return f"ch_axis {ch_axis} is no axis of a tensor of {weight.dim()} axes"
     if scale is None:
         return True
-    fits = _is_per_channel(scale, ch_axis, weight)
-    return (unfit_operand if fits else unfit_scale)("scale", scale, weight) or True
+    if type(scale) in PLAIN and scale.dim() == 1 and scale.numel() == channels:
+        if scale.get_device() == weight.get_device() and scale.dtype in FLOATS:
+            return True
+        return unfit_operand("scale", scale, weight) or True
+    return unfit_scale("scale", scale, weight) or True

@@ -11,27 +11,40 @@ import torch
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Tiling, tiling
 
-__all__ = ["as_float32", "as_one", "as_operand", "tiled", "unfit_one", "unfit_operand", "unfit_scale", "warps"]
+__all__ = [
+    "FLOATS",
+    "as_float32",
+    "as_one",
+    "as_operand",
+    "tiled",
+    "unfit_one",
+    "unfit_operand",
+    "unfit_scale",
+    "warps",
+]
 
-_FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+"""The dtypes that scales may have."""
 
 
 def unfit_operand(name: str, value: Any, x: torch.Tensor) -> str | None:
     """Return why a number or tensor cannot be taken beside ``x``, or None; its shape is not looked at."""
-    if type(value) not in PLAIN:
-        if isinstance(value, torch.Tensor):
-            return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
-        return None if isinstance(value, (int, float)) else f"{name} is {value!r}, neither a tensor nor a number"
-    if value.get_device() != x.get_device():
-        return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
-    if value.dtype not in _FLOATS:
-        return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
-    return None
+    if type(value) in PLAIN:
+        if value.get_device() != x.get_device():
+            return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
+        if value.dtype not in FLOATS:
+            return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
+        return None
+    if isinstance(value, (int, float)):  # soon, for whether it is a tensor takes longer
+        return None
+    if isinstance(value, torch.Tensor):
+        return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
+    return f"{name} is {value!r}, neither a tensor nor a number"
 
 
 def unfit_one(name: str, value: Any, x: torch.Tensor) -> str | None:
     """Return why a number, or a tensor of one element, cannot be taken beside ``x``, or None."""
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
+    if type(value) in PLAIN and value.numel() != 1:
         return f"{name} has {value.numel()} elements, the kernel takes one"
     return unfit_operand(name, value, x)
 
