@@ -132,9 +132,13 @@ def new_tensors(dtype: torch.dtype, device: str, sizes: tuple[tuple[int, int], .
     return made
 
 
-# A kernel may have variants: for tiles of another power of two, for sizes that are no multiple of 16, for few rows.
+# A kernel may have variants: for tiles of another power of two, or of several together (14336 is the sum of three), for
+# sizes that are no multiple of 16, for few rows.
 WARM_SIZES = tuple(
-    (rows, 2**power - less) for rows in (48, 37, 208, 131) for power in (9, 11, 13, 14) for less in (0, 3, 16)
+    (rows, columns - less)
+    for rows in (48, 37, 208, 131)
+    for columns in (512, 2048, 8192, 14336, 16384)
+    for less in (0, 3, 16)
 )
 NEW_SIZES = ((61, 1184), (96, 333), (129, 5040), (23, 11111))
 

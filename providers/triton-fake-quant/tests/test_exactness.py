@@ -93,6 +93,15 @@ def test_rows_of_int8_channels(width: int, dtype: torch.dtype, assert_same_bits:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [9001, 14336])
+def test_more_rows_than_run_at_once(width: int, dtype: torch.dtype, assert_same_bits: Check) -> None:
+    """Rows that are to be loaded later are read ahead: from an address and in sizes that fit the instruction."""
+    flat = torch.randn(1500 * width + 1, generator=torch.Generator().manual_seed(width)).to("cuda", dtype)
+    for x in (flat[:-1].view(1500, width), flat[1:].view(1500, width)):
+        assert_same_bits(fake_quant_int8_per_channel(x), reference.fake_quant_int8_per_channel(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1024, 1000, 48, 7])
 def test_random_bits(kernel: Kernel, width: int, dtype: torch.dtype, random_bits: RandomBits, assert_same_bits: Check) -> None:  # fmt: skip  # noqa: E501
     """Patterns of every exponent, NaN and infinities among them, in rows that fill tiles and groups and that do not."""

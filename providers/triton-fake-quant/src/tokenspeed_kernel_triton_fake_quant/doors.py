@@ -18,7 +18,7 @@ from triton import knobs
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 
-__all__ = ["Kernel", "Start", "apply_of", "is_plain", "starts_early", "straight_through"]
+__all__ = ["Kernel", "Start", "apply_of", "is_on_hopper", "is_plain", "starts_early", "straight_through"]
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:
@@ -134,12 +134,17 @@ Start = Callable[..., None]
 
 def starts_early(start: Start, x: torch.Tensor) -> bool:
     """Return whether a kernel started so, on the device of ``x``, may start before the one before it has ended."""
-    return start is Kernel.launch and x.is_cuda and _has_programmatic_launch(x.get_device())
+    return start is Kernel.launch and is_on_hopper(x)
+
+
+def is_on_hopper(x: torch.Tensor) -> bool:
+    """Return whether the device of ``x`` has what NVIDIA's GPUs have from Hopper on (compute capability 9.0)."""
+    return x.is_cuda and torch.version.hip is None and _capability(x.get_device()) >= (9, 0)
 
 
 @lru_cache
-def _has_programmatic_launch(device: int) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:

@@ -7,12 +7,14 @@ multiprocessor holds decides how well it uses the bandwidth.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
-from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_on_hopper
 from tokenspeed_kernel_triton_fake_quant.masks import store_mask
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
@@ -36,6 +38,24 @@ def _load(x_ptr, base, first, length, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _prefetch(x_ptr, row, length):
+    """Have a row read into the L2 cache, for the program that is going to load it, if there is one."""
+    if row < tl.num_programs(0):
+        size = length * (x_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        tl.inline_asm_elementwise(
+            """{
+                .reg .pred is_first;
+                .reg .b32 thread;
+                mov.u32 thread, %tid.x;
+                setp.eq.u32 is_first, thread, 0;
+                @is_first cp.async.bulk.prefetch.L2.global [$1], $2;
+                mov.u32 $0, 0;
+            }""",
+            "=r,l,r", [(x_ptr + row * length).to(tl.int64) & -16, size & -16], tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def _folded(x):
     return tl.max(tl.reshape(tl.abs(x.to(tl.float32)), (x.shape[0] // _FOLDED, _FOLDED)), axis=0)
 
@@ -55,10 +75,10 @@ def _store(y_ptr, m_ptr, x, step, row, base, first, length, SIZE: tl.constexpr, 
     tl.store(y_ptr + base + offsets, unsigned_zero(code * step, y_ptr.dtype.element_ty), mask=offsets < length)
 
 
-@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["s_ptr", "m_ptr"])
+@triton.jit(do_not_specialize=["size", "ahead"], do_not_specialize_on_alignment=["s_ptr", "m_ptr"])
 def _long_rows_kernel(
-    x_ptr, y_ptr, s_ptr, m_ptr, size: tl.int64,
-    ALIGNED: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr,
+    x_ptr, y_ptr, s_ptr, m_ptr, size: tl.int64, ahead: tl.int64,
+    ALIGNED: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, PREFETCH: tl.constexpr,
     STORED: tl.constexpr, MASK: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
     length = tl.cast(size, tl.int32)
@@ -68,19 +88,17 @@ def _long_rows_kernel(
     base = row * length
     first = _load(x_ptr, base, 0, length, FIRST)
     second = _load(x_ptr, base, FIRST, length, SECOND)
-    if THIRD > 0:  # before anything is made of the others: where threads meet, no load is moved up
-        third = _load(x_ptr, base, FIRST + SECOND, length, THIRD)
-    folded = tl.maximum(_folded(first), _folded(second))
-    if THIRD > 0:
-        folded = tl.maximum(folded, _folded(third))
+    third = _load(x_ptr, base, FIRST + SECOND, length, THIRD)
+    folded = tl.maximum(tl.maximum(_folded(first), _folded(second)), _folded(third))
     amax = largest(folded, 0, FINITE_MAX)
+    if PREFETCH:
+        _prefetch(x_ptr, row + ahead, length)
     if STORED:
         tl.store(s_ptr + row, amax)
     step = tl.maximum(tl.div_rn(amax, 127.0), 1e-12)
     _store(y_ptr, m_ptr, first, step, row, base, 0, length, FIRST, MASK)
     _store(y_ptr, m_ptr, second, step, row, base, FIRST, length, SECOND, MASK)
-    if THIRD > 0:
-        _store(y_ptr, m_ptr, third, step, row, base, FIRST + SECOND, length, THIRD, MASK)
+    _store(y_ptr, m_ptr, third, step, row, base, FIRST + SECOND, length, THIRD, MASK)
 
 
 _kernel = Kernel(_long_rows_kernel)
@@ -100,11 +118,19 @@ def long_rows(
         start: what starts the kernel.
     """
     size = x.numel() // rows
-    over = size - _FIRST - _SECOND
-    third = 0 if over <= 0 else 2048 if over <= 2048 else 4096
-    constants = (
-        size % 16 == 0, _FIRST, _SECOND, third, amax is not None, mask is not None, FINITE_MAX[x.dtype]
-    )  # fmt: skip
+    aligned = bool(size % 16 == 0)  # a constant, even where a size is a symbol
+    third = 2048 if size <= _FIRST + _SECOND + 2048 else 4096
+    # Measured on an H200, as are the warps: what is loaded next is there when this is stored. Further ahead it would
+    # be gone from the cache again.
+    prefetch = third == 2048 and mask is None and is_on_hopper(x)
+    ahead = _multiprocessors(x.get_device()) * 8 // x.element_size() if prefetch else 0
+    given = (amax is not None, mask is not None, FINITE_MAX[x.dtype])
+    constants = (aligned, _FIRST, _SECOND, third, prefetch, *given)
     tensors = (x, y, y if amax is None else amax, y if mask is None else mask)
-    warps = 8 if x.dtype == torch.bfloat16 and mask is None else 4  # what was fastest on an H200
-    start(_kernel, (rows, 1, 1), tensors, (size,), constants, warps)
+    warps = 8 if x.dtype == torch.bfloat16 and mask is None else 4
+    start(_kernel, (rows, 1, 1), tensors, (size, ahead), constants, warps)
+
+
+@lru_cache
+def _multiprocessors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
