@@ -287,20 +287,23 @@ def test_compiles_with_dynamic_shapes(kernel: Kernel, how: str, backend: str, as
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # as above
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("kernel", "shapes"),
     [
-        ("fake_quant_int8_per_channel", ((24, 9008), (40, 12001), (57, 16384))),
+        ("fake_quant_int8_per_channel", ((33, 4096), (24, 9008), (40, 12001), (57, 16384))),
         ("fake_quant_nvfp4_dynamic", ((513, 1024), (700, 1000), (1024, 2048))),
     ],
     indirect=["kernel"],
 )
-def test_compiles_with_long_rows_and_large_tensors(kernel: Kernel, shapes: Any, assert_same_bits: Check) -> None:
-    """What has a kernel of its own, or two, there: one graph serves all sizes, or is compiled anew without a break."""
+def test_compiles_long_rows_and_large_tensors(
+    kernel: Kernel, shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, assert_same_bits: Check
+) -> None:
+    """They have kernels of their own, whose eager launch does what a compiler would not understand."""
     compiled = torch.compile(kernel.call, fullgraph=True, backend="aot_eager", dynamic=True)
     for shape in shapes:
-        x = _values(*shape)
+        x = _values(*shape).to(dtype)
         assert_same_bits(compiled(x), kernel.reference(x))
 
 

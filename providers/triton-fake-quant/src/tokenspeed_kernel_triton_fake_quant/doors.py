@@ -18,7 +18,7 @@ from triton import knobs
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 
-__all__ = ["Kernel", "Start", "apply_of", "is_on_hopper", "is_plain", "starts_early", "straight_through"]
+__all__ = ["Kernel", "Start", "apply_of", "is_plain", "may_use_hopper", "straight_through"]
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:
@@ -115,6 +115,9 @@ class Kernel:
     ) -> None:
         """Do the same inside an operator of ``torch.library``, so that a compiler sees the kernel; never ``early``.
 
+        A compiler that cannot tell what a kernel writes takes it that it writes all of its tensors, and copies each to
+        where it came from: so none that is written may be passed twice, and inline assembly has to be pure.
+
         Raises:
             NotImplementedError: forward-mode differentiation is active, in which such an operator loses tangents
                 without a word.
@@ -132,14 +135,12 @@ Start = Callable[..., None]
 """``Kernel.launch`` or ``Kernel.record``: what a quantizing function starts its kernels with."""
 
 
-def starts_early(start: Start, x: torch.Tensor) -> bool:
-    """Return whether a kernel started so, on the device of ``x``, may start before the one before it has ended."""
-    return start is Kernel.launch and is_on_hopper(x)
+def may_use_hopper(start: Start, x: torch.Tensor) -> bool:
+    """Return whether a kernel of ``x`` started so may use what NVIDIA's GPUs have from Hopper on.
 
-
-def is_on_hopper(x: torch.Tensor) -> bool:
-    """Return whether the device of ``x`` has what NVIDIA's GPUs have from Hopper on (compute capability 9.0)."""
-    return x.is_cuda and torch.version.hip is None and _capability(x.get_device()) >= (9, 0)
+    That is an early start, and reading ahead; not where a compiler sees the kernel, which knows neither.
+    """
+    return start is Kernel.launch and x.is_cuda and torch.version.hip is None and _capability(x.get_device()) >= (9, 0)
 
 
 @lru_cache

@@ -179,8 +179,7 @@ def _start(
 ) -> None:
     kind, first, second, _ = grid
     numbers = (first, second) if kind == NUMBERS else (0.0, 0.0)
-    tensor = y if kind == NUMBERS else first
-    tensors = (x, y, third, tensor, second if kind == RANGE else tensor)
+    tensors = (x, y, third, x if kind == NUMBERS else first, second if kind == RANGE else x)
     start(_kernel, tiling.grid, tensors, (*tiling.sizes, *numbers), (*tiling.constants, kind, what), warps(x))
 
 

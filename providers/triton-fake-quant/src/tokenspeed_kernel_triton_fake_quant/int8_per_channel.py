@@ -44,7 +44,7 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     y = torch.empty_like(weight)
     grouping = rows_grouped(weight, channels, _TILE)
     mask = empty_mask(y) if with_mask and grouping.is_aligned else None
-    amax, scale = y, OWN
+    amax, scale = weight, OWN
     if with_amax and mask is None:
         amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
         scale = STORED
@@ -54,7 +54,7 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     wanted = _WARPS[weight.element_size(), mask is not None]
     warps = wanted.get(grouping.constants[-1], grouping.warps)
     constants = (*grouping.constants, scale, True, mask is not None, FINITE_MAX[weight.dtype])
-    tensors = (weight, y, amax, y if mask is None else mask)
+    tensors = (weight, y, amax, weight if mask is None else mask)
     start(grouped_kernel, grouping.grid, tensors, (*grouping.sizes, 127.0), constants, warps)
     return y, Grid(AMAX, amax), mask
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
-from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_on_hopper
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, may_use_hopper
 from tokenspeed_kernel_triton_fake_quant.masks import store_mask
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
@@ -122,11 +122,11 @@ def long_rows(
     third = 2048 if size <= _FIRST + _SECOND + 2048 else 4096
     # Measured on an H200, as are the warps: what is loaded next is there when this is stored. Further ahead it would
     # be gone from the cache again.
-    prefetch = third == 2048 and mask is None and is_on_hopper(x)
+    prefetch = third == 2048 and mask is None and may_use_hopper(start, x)
     ahead = _multiprocessors(x.get_device()) * 8 // x.element_size() if prefetch else 0
     given = (amax is not None, mask is not None, FINITE_MAX[x.dtype])
     constants = (aligned, _FIRST, _SECOND, third, prefetch, *given)
-    tensors = (x, y, y if amax is None else amax, y if mask is None else mask)
+    tensors = (x, y, x if amax is None else amax, x if mask is None else mask)
     warps = 8 if x.dtype == torch.bfloat16 and mask is None else 4
     start(_kernel, (rows, 1, 1), tensors, (size, ahead), constants, warps)
 

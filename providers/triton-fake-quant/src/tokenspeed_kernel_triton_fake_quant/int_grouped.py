@@ -116,7 +116,7 @@ def quantize(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | N
     if weight.numel():
         grouping = cast("Grouping", grouped(weight, y, size, _TILE))  # of a matrix there always is one
         constants = (*grouping.constants, OWN if scale is None else GIVEN, False, False, FINITE_MAX[weight.dtype])
-        tensors = (weight, y, y if scale is None else scale, y)
+        tensors = (weight, y, weight if scale is None else scale, weight)
         start(kernel, grouping.grid, tensors, (*grouping.sizes, 2.0 ** (bits - 1) - 1), constants, grouping.warps)
     return y
 

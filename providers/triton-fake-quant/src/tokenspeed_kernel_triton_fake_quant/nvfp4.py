@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, PARTIALS, partial_amax
-from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, starts_early, straight_through
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, may_use_hopper, straight_through
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
 from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_one
 from tokenspeed_kernel_triton_fake_quant.rounding import (
@@ -134,7 +134,7 @@ def quantize(x: torch.Tensor, amax: torch.Tensor | None, start: Start) -> torch.
         if amax is None and x.numel() <= _SMALL and x.is_contiguous():
             amax, source = x, _OWN
         elif amax is None:
-            early = starts_early(start, x)
+            early = may_use_hopper(start, x)
             amax, source = partial_amax(x, start, early), _PARTIAL
         parts = _PARTS[x.element_size()]
         constants = (*grouping.constants, source, early, FINITE_MAX[x.dtype], parts)

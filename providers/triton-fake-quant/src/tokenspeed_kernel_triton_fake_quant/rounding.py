@@ -74,7 +74,7 @@ def kept_narrow(x):
 
     Else it keeps what they were converted to, in twice the registers, until they are converted again.
     """
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=False, pack=2)
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], x.dtype, is_pure=True, pack=2)
 
 
 @triton.jit
