@@ -162,7 +162,7 @@ def _forwards(row: dict[str, Any]) -> list[str]:
 def _call_line(without: dict[str, Any], with_grad: dict[str, Any]) -> str:
     both = [f"{_us(without, way)}, {_us(with_grad, way)}" for way in ("ours", "reference", "peer")]
     asked = f"{without['bar']:.0f}, {with_grad['bar']:.0f}"
-    supports = f"{without['supports_us']:.2f}" if "supports_us" in without else "-"
+    supports = f"{without['supports_us']:.2f}"
     return _line(_slot(without), both[0], asked, *both[1:], f"{_yes(without)}, {_yes(with_grad)}", supports)
 
 

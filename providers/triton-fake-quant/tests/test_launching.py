@@ -140,15 +140,17 @@ def test_a_profilers_hook_hears_of_each_launch(kernel: Kernel, monkeypatch: pyte
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_gpu(kernel: Kernel) -> None:
-    """Neither forward nor backward reads anything back from the device."""
-    x = _values(64, 96).requires_grad_()
-    others, cotangent = kernel.others(x), torch.ones_like(x)
-    torch.autograd.grad(kernel.call(x, *others), x, cotangent)
+    """Neither forward nor backward reads anything back from the device, which torch is told to take for an error."""
+    tensors = [_values(64, 96).requires_grad_(), _values(512, 1024).requires_grad_()]
+    others = kernel.others(tensors[0])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for value in (x, x.t().contiguous().t()):
-            torch.autograd.grad(kernel.call(value, *others), x, cotangent)
+        for x in tensors:
+            for value in (x, x.t().contiguous().t()):
+                torch.autograd.grad(kernel.call(value, *others), x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            tensors[0].sum().item()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

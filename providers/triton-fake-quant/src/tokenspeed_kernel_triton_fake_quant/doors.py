@@ -18,7 +18,7 @@ from triton import knobs
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
 
-__all__ = ["Kernel", "Start", "apply_of", "is_plain", "may_use_hopper", "straight_through"]
+__all__ = ["Kernel", "Start", "apply_of", "is_plain", "may_use_hopper", "properties", "straight_through"]
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:
@@ -140,12 +140,13 @@ def may_use_hopper(start: Start, x: torch.Tensor) -> bool:
 
     That is an early start, and reading ahead; not where a compiler sees the kernel, which knows neither.
     """
-    return start is Kernel.launch and x.is_cuda and torch.version.hip is None and _capability(x.get_device()) >= (9, 0)
+    return start is Kernel.launch and x.is_cuda and torch.version.hip is None and properties(x.get_device()).major >= 9
 
 
 @lru_cache
-def _capability(device: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+def properties(device: int) -> Any:
+    """Return what torch knows of a GPU; to ask torch takes longer."""
+    return torch.cuda.get_device_properties(device)
 
 
 def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:

@@ -34,27 +34,27 @@ the place of a row, where another number than for other groups was. How many row
 def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = False, with_amax: bool = True) -> Masked:
     """Return the values, their grid, which is the largest magnitude of each channel, and the mask if one is wanted.
 
-    Where there is a mask, or no magnitudes are wanted, those of rows are not kept: the grid is not one to use again.
+    Where there is a mask, or no magnitudes are wanted, those of rows are not kept: the grid has none.
     """
     if not _has_rows(weight, axis):
-        amax = channel_amax(weight, axis, start) if weight.numel() else weight.new_empty((), dtype=torch.float32)
-        return on_grid(weight, Grid(AMAX, amax), start, with_mask)
+        found = channel_amax(weight, axis, start) if weight.numel() else weight.new_empty((), dtype=torch.float32)
+        return on_grid(weight, Grid(AMAX, found), start, with_mask)
     # A channel is a row, and one program holds it: it is read once.
     channels = weight.shape[axis]
     y = torch.empty_like(weight)
     grouping = rows_grouped(weight, channels, _TILE)
     mask = empty_mask(y) if with_mask and grouping.is_aligned else None
-    amax, scale = weight, OWN
+    amax = None
     if with_amax and mask is None:
         amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
-        scale = STORED
     if grouping.constants[-1] == LONGEST:
-        long_rows(weight, y, None if scale == OWN else amax, mask, channels, start)
+        long_rows(weight, y, amax, mask, channels, start)
         return y, Grid(AMAX, amax), mask
     wanted = _WARPS[weight.element_size(), mask is not None]
     warps = wanted.get(grouping.constants[-1], grouping.warps)
+    scale = OWN if amax is None else STORED
     constants = (*grouping.constants, scale, True, mask is not None, FINITE_MAX[weight.dtype])
-    tensors = (weight, y, amax, weight if mask is None else mask)
+    tensors = (weight, y, weight if amax is None else amax, weight if mask is None else mask)
     start(grouped_kernel, grouping.grid, tensors, (*grouping.sizes, 127.0), constants, warps)
     return y, Grid(AMAX, amax), mask
 
@@ -129,7 +129,7 @@ def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Liter
         return f"ch_axis {ch_axis} is no axis of a tensor of {weight.dim()} axes"
     if scale is None:
         return True
-    if type(scale) in PLAIN and scale.dim() == 1 and scale.numel() == channels:
+    if type(scale) in PLAIN and scale.dim() == 1 and scale.numel() == channels:  # asked here: a call takes its time
         if scale.get_device() == weight.get_device() and scale.dtype in FLOATS:
             return True
         return unfit_operand("scale", scale, weight) or True

@@ -7,14 +7,12 @@ multiprocessor holds decides how well it uses the bandwidth.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
-from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, may_use_hopper
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, may_use_hopper, properties
 from tokenspeed_kernel_triton_fake_quant.masks import store_mask
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
@@ -123,14 +121,9 @@ def long_rows(
     # Measured on an H200, as are the warps: what is loaded next is there when this is stored. Further ahead it would
     # be gone from the cache again.
     prefetch = third == 2048 and mask is None and may_use_hopper(start, x)
-    ahead = _multiprocessors(x.get_device()) * 8 // x.element_size() if prefetch else 0
+    ahead = properties(x.get_device()).multi_processor_count * 8 // x.element_size() if prefetch else 0
     given = (amax is not None, mask is not None, FINITE_MAX[x.dtype])
     constants = (aligned, _FIRST, _SECOND, third, prefetch, *given)
     tensors = (x, y, x if amax is None else amax, x if mask is None else mask)
     warps = 8 if x.dtype == torch.bfloat16 and mask is None else 4
     start(_kernel, (rows, 1, 1), tensors, (size, ahead), constants, warps)
-
-
-@lru_cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
