@@ -132,15 +132,15 @@ def new_tensors(dtype: torch.dtype, device: str, sizes: tuple[tuple[int, int], .
     return made
 
 
-# A kernel may have variants: for tiles of another power of two, or of several together (14336 is the sum of three), for
-# sizes that are no multiple of 16, for few rows.
+# A kernel may have variants: for tiles of another power of two, or of several together (three make 7/8 of the next),
+# for sizes that are no multiple of 16, for few rows.
 WARM_SIZES = tuple(
     (rows, columns - less)
     for rows in (48, 37, 208, 131)
-    for columns in (512, 2048, 8192, 14336, 16384)
+    for columns in (512, 1024, *(eighths * place for place in (256, 512, 1024, 2048) for eighths in (7, 8)))
     for less in (0, 3, 16)
 )
-NEW_SIZES = ((61, 1184), (96, 333), (129, 5040), (23, 11111))
+NEW_SIZES = ((61, 1184), (96, 333), (129, 5040), (77, 3999), (23, 11111))
 
 
 def differing(actual: torch.Tensor, expected: torch.Tensor) -> int:

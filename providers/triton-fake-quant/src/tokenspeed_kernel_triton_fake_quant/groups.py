@@ -47,9 +47,19 @@ class Grouping(NamedTuple):
     warps: int
 
     @property
+    def is_packed(self) -> bool:
+        """Whether groups lie one after the other."""
+        return self.constants[0] == _PACKED
+
+    @property
     def is_aligned(self) -> bool:
         """Whether groups lie one after the other, each of a multiple of 16 elements."""
         return bool(self.constants[2])
+
+    @property
+    def tile(self) -> int:
+        """How many elements a program has places for."""
+        return self.constants[-2] * self.constants[-1]
 
 
 @lru_cache(maxsize=4096)

@@ -55,7 +55,7 @@ def supports(x: torch.Tensor, lo: Any, hi: Any, scalars: bool = False) -> Litera
     if fault := unfit("x", x):
         return fault
     if type(lo) in PLAIN and type(hi) in PLAIN:  # both at once, which takes half the time
-        one = lo.numel() == 1 == hi.numel() and lo.get_device() == hi.get_device() == x.get_device()
-        if one and lo.dtype in FLOATS and hi.dtype in FLOATS:
+        usual = lo.dim() == 0 == hi.dim() and lo.get_device() == hi.get_device() == x.get_device()
+        if usual and lo.dtype in FLOATS and hi.dtype in FLOATS:
             return True
     return unfit_one("lo", lo, x) or unfit_one("hi", hi, x) or True

@@ -7,13 +7,12 @@ from typing import Any, Literal, TypeGuard
 
 import torch
 
-from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, channel_amax
+from tokenspeed_kernel_triton_fake_quant.amax import channel_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
 from tokenspeed_kernel_triton_fake_quant.groups import LONGEST, rows_grouped
 from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, in_tensors, masked, on_grid
 from tokenspeed_kernel_triton_fake_quant.int8_rows import long_rows
-from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED
-from tokenspeed_kernel_triton_fake_quant.int_grouped import kernel as grouped_kernel
+from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED, write_groups
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
 from tokenspeed_kernel_triton_fake_quant.operands import FLOATS, as_float32, as_operand, unfit_operand, unfit_scale
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN, unfit
@@ -21,14 +20,7 @@ from tokenspeed_kernel_triton_fake_quant.support import PLAIN, unfit
 __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
 _TILE = 2048  # elements of a program
-_WARPS = {
-    (4, False): {4096: 16, 8192: 32},
-    (4, True): {4096: 16, 8192: 16},
-    (2, False): {2048: 2, 4096: 4},
-    (2, True): {2048: 2, 4096: 4, 8192: 8},
-}
-"""Of a program with one row: what was fastest on an H200, by bytes of an element and whether there is a mask, then by
-the place of a row, where another number than for other groups was. How many rows a multiprocessor holds decides."""
+_SHORT = 1024  # elements of a row, of which one program holds several
 
 
 def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = False, with_amax: bool = True) -> Masked:
@@ -47,15 +39,12 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     amax = None
     if with_amax and mask is None:
         amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
-    if grouping.constants[-1] == LONGEST:
-        long_rows(weight, y, amax, mask, channels, start)
+    place = grouping.constants[-1]
+    if place > _SHORT:
+        long_rows(weight, y, amax, mask, channels, place, start)
         return y, Grid(AMAX, amax), mask
-    wanted = _WARPS[weight.element_size(), mask is not None]
-    warps = wanted.get(grouping.constants[-1], grouping.warps)
-    scale = OWN if amax is None else STORED
-    constants = (*grouping.constants, scale, True, mask is not None, FINITE_MAX[weight.dtype])
-    tensors = (weight, y, weight if amax is None else amax, weight if mask is None else mask)
-    start(grouped_kernel, grouping.grid, tensors, (*grouping.sizes, 127.0), constants, warps)
+    source = OWN if amax is None else STORED
+    write_groups(weight, y, grouping, 127.0, start, source=source, scale=amax, by_reciprocal=True, mask=mask)
     return y, Grid(AMAX, amax), mask
 
 
@@ -104,7 +93,7 @@ def fake_quant_int8_per_channel(
         by_itself: torch.Tensor = operators.fake_quant_int8_dynamic(weight, axis)[0]
         return by_itself
     if _is_per_channel(scale, axis, weight):
-        grid = Grid(SCALE, as_float32(scale, weight), axis=axis)
+        grid = Grid(SCALE, as_float32(scale, weight), None, axis)
     else:
         grid = Grid(SCALE, as_operand("fake_quant_int8_per_channel", "scale", scale, weight))
     if is_plain(weight, grid.first):

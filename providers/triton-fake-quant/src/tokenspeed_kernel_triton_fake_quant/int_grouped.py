@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton_fake_quant.ahead import prefetch, programs_ahead
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
 from tokenspeed_kernel_triton_fake_quant.groups import (
@@ -28,13 +29,15 @@ from tokenspeed_kernel_triton_fake_quant.rounding import (
     kept_narrow,
     largest,
     round_to_integer,
+    to_float32,
     unsigned_zero,
 )
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
-__all__ = ["GIVEN", "OWN", "STORED", "fake_quant_int_grouped", "kernel", "quantize", "supports"]
+__all__ = ["GIVEN", "OWN", "STORED", "fake_quant_int_grouped", "quantize", "supports", "write_groups"]
 
 _TILE = 1024  # elements of a program
+_AHEAD = 48 * 1024  # bytes read ahead for each multiprocessor: what was best on an H200
 OWN, STORED, GIVEN = 0, 1, 2
 """Where a scale comes from: the group's own maximum, the same and that maximum is kept, or the caller."""
 
@@ -48,16 +51,16 @@ def _values(x, step, lowest, highest, RECIPROCAL: tl.constexpr, DTYPE: tl.conste
     return unsigned_zero(round_to_integer(code) * step, DTYPE)
 
 
-@triton.jit(do_not_specialize=[*SIZES, "highest"], do_not_specialize_on_alignment=["s_ptr", "m_ptr"])
+@triton.jit(do_not_specialize=[*SIZES, "highest", "ahead"], do_not_specialize_on_alignment=["s_ptr", "m_ptr"])
 def _int_grouped_kernel(
     x_ptr, y_ptr, s_ptr, m_ptr,
     groups: tl.int64, rows: tl.int64, row_groups: tl.int64, cols: tl.int64, size: tl.int64,
     mid: tl.int64, low: tl.int64,
     x0: tl.int64, x1: tl.int64, x2: tl.int64, xc: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64, yc: tl.int64,
-    highest: tl.float32,
+    highest: tl.float32, ahead: tl.int64,
     LAYOUT: tl.constexpr, EXACT: tl.constexpr, ALIGNED: tl.constexpr, ROWS_FIRST: tl.constexpr, LOOP: tl.constexpr,
     INT64: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
-    SCALE: tl.constexpr, RECIPROCAL: tl.constexpr, MASK: tl.constexpr, FINITE_MAX: tl.constexpr,
+    SCALE: tl.constexpr, RECIPROCAL: tl.constexpr, MASK: tl.constexpr, PREFETCH: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
     highest = tl.cast(highest, tl.float32)  # torch.compile takes a number for float64
     group = tl.cast(tl.program_id(0), tl.int64 if INT64 else tl.int32) * GROUPS + tl.arange(0, GROUPS)[:, None]
@@ -78,7 +81,9 @@ def _int_grouped_kernel(
             x0, x1, x2, xc, y0, y1, y2, yc, LAYOUT, EXACT, ALIGNED, ROWS_FIRST, INT64, SIZE,
         )  # fmt: skip
         loaded = tl.load(x_ptr + x_offsets, mask=mask, other=0.0)
-        x = loaded.to(tl.float32)
+        x = to_float32(loaded)
+        if PREFETCH:
+            prefetch(x_ptr, tl.program_id(0) + ahead, GROUPS * size)
     if SCALE == 2:
         scale = tl.load(s_ptr + s_offsets, mask=is_group, other=1.0)
     else:
@@ -98,7 +103,7 @@ def _int_grouped_kernel(
             tl.store(y_ptr + y_offsets, value, mask=mask)
     else:
         if DIVIDES_BY_FMA and SIZE >= 4096 and loaded.dtype != tl.float32:
-            x = kept_narrow(loaded).to(tl.float32)
+            x = to_float32(kept_narrow(loaded))
         value = _values(x, step, -highest - 1.0, highest, RECIPROCAL, y_ptr.dtype.element_ty)
         tl.store(y_ptr + y_offsets, value, mask=mask)
         if MASK:
@@ -107,7 +112,39 @@ def _int_grouped_kernel(
             store_mask(m_ptr, inside, group, 0, size, is_group, size, GROUPS, SIZE)
 
 
-kernel = Kernel(_int_grouped_kernel)
+_kernel = Kernel(_int_grouped_kernel)
+
+
+def write_groups(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    grouping: Grouping,
+    highest: float,
+    start: Start,
+    *,
+    source: int,
+    scale: torch.Tensor | None,
+    by_reciprocal: bool = False,
+    mask: torch.Tensor | None = None,
+) -> None:
+    """Write the values of groups, and what is wanted beside them.
+
+    Args:
+        x: what is quantized.
+        y: the same, for the values.
+        grouping: of both.
+        highest: the largest code.
+        start: what starts the kernel.
+        source: of the scale: ``OWN``, ``STORED`` or ``GIVEN``.
+        scale: float32 and contiguous, of each group: the given ones, or a place for the largest magnitudes.
+        by_reciprocal: whether to multiply by a scale's reciprocal instead of dividing by the scale.
+        mask: for where the gradient passes; groups are aligned, then.
+    """
+    ahead = programs_ahead(start, x, grouping.tile, _AHEAD) if grouping.is_packed and mask is None else 0
+    how = (source, by_reciprocal, mask is not None, ahead > 0, FINITE_MAX[x.dtype])
+    tensors = (x, y, x if scale is None else scale, x if mask is None else mask)
+    numbers = (*grouping.sizes, highest, ahead)
+    start(_kernel, grouping.grid, tensors, numbers, (*grouping.constants, *how), grouping.warps)
 
 
 def quantize(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | None, start: Start) -> torch.Tensor:
@@ -115,9 +152,8 @@ def quantize(weight: torch.Tensor, bits: int, size: int, scale: torch.Tensor | N
     y = torch.empty_like(weight)
     if weight.numel():
         grouping = cast("Grouping", grouped(weight, y, size, _TILE))  # of a matrix there always is one
-        constants = (*grouping.constants, OWN if scale is None else GIVEN, False, False, FINITE_MAX[weight.dtype])
-        tensors = (weight, y, weight if scale is None else scale, weight)
-        start(kernel, grouping.grid, tensors, (*grouping.sizes, 2.0 ** (bits - 1) - 1), constants, grouping.warps)
+        source = OWN if scale is None else GIVEN
+        write_groups(weight, y, grouping, 2.0 ** (bits - 1) - 1, start, source=source, scale=scale)
     return y
 
 

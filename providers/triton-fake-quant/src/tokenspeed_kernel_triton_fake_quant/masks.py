@@ -51,7 +51,7 @@ _kernel = Kernel(_masked_gradient_kernel)
 
 def empty_mask(y: torch.Tensor) -> torch.Tensor:
     """Return memory for the bits of a dense tensor."""
-    return torch.empty(-(-y.numel() // 16) * 2, dtype=torch.uint8, device=y.device)
+    return y.new_empty(-(-y.numel() // 16) * 2, dtype=torch.uint8)
 
 
 def masked_gradient(grad: torch.Tensor, mask: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -24,7 +24,8 @@ from tokenspeed_kernel_triton_fake_quant.rounding import (
     quotient_by_parts,
     round_to_e2m1,
     round_to_e4m3,
-    with_sign_of,
+    signed_like,
+    to_float32,
 )
 from tokenspeed_kernel_triton_fake_quant.support import unfit
 
@@ -32,7 +33,7 @@ __all__ = ["fake_quant_nvfp4_dynamic", "fake_quant_nvfp4_weight", "quantize", "s
 
 _BLOCK = 16
 _TILE = 1024  # elements of a part
-_PARTS = {4: 1, 2: 4}  # of a program, by the bytes of an element
+_PARTS = {4: 1, 2: 3}  # of a program, by the bytes of an element
 _SMALL = 2**17  # elements: so few, each program finds the tensor's maximum for itself, which saves a launch
 _GIVEN, _PARTIAL, _OWN = 0, 1, 2  # where the tensor's maximum comes from
 
@@ -70,7 +71,8 @@ def _scales(tensor_amax):
 
 
 @triton.jit
-def _values(x, tensor_scale, block_divisor, is_plain, FINITE_MAX: tl.constexpr):
+def _values(loaded, tensor_scale, block_divisor, is_plain, FINITE_MAX: tl.constexpr):
+    x = to_float32(loaded)
     block_amax = largest(x, 1, FINITE_MAX)[:, None]
     if is_plain:
         high, rest = divisor_parts(block_divisor)
@@ -84,7 +86,7 @@ def _values(x, tensor_scale, block_divisor, is_plain, FINITE_MAX: tl.constexpr):
         step = tl.where(tensor_scale > 0.0, block_code * tensor_scale, 0.0)  # else the code is infinite or NaN
         divisor = tl.where(step > 0.0, step, 1.0)
         code = lower(tl.div_rn(tl.abs(x), divisor), 6.0)
-    return with_sign_of(round_to_e2m1(code), x) * step
+    return signed_like(round_to_e2m1(code) * step, loaded)
 
 
 @triton.jit(do_not_specialize=[*SIZES, "numel"], do_not_specialize_on_alignment=["a_ptr"])
@@ -115,8 +117,8 @@ def _nvfp4_kernel(
             tensor_amax = _tensor_amax(x_ptr, a_ptr, numel, AMAX, EARLY, FINITE_MAX)
             tensor_scale, block_divisor, is_plain = _scales(tensor_amax)
         if part > 0:
-            value = _values(x.to(tl.float32), tensor_scale, block_divisor, is_plain, FINITE_MAX)
-            tl.store(y_ptr + y_offsets, value.to(y_ptr.dtype.element_ty), mask=mask)
+            value = _values(x, tensor_scale, block_divisor, is_plain, FINITE_MAX)
+            tl.store(y_ptr + y_offsets, value, mask=mask)
         x, y_offsets, mask = next_x, next_y_offsets, next_mask
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel_triton_fake_quant.support import PLAIN
-from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Tiling, tiling
+from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Shapes, Tiling, tiling
 
 __all__ = [
     "FLOATS",
@@ -98,20 +98,21 @@ def tiled(
     x: torch.Tensor,
     y: torch.Tensor,
     operand: torch.Tensor | None = None,
-    shapes: tuple[tuple[int, tuple[int, int]], ...] = TILES,
+    shapes: Shapes | None = None,
     axis: int | None = None,
 ) -> Tiling | None:
     """Return the tiling of an elementwise kernel of ``x`` and ``operand``; None if the strides are beyond it.
 
     The operand broadcasts to ``x``, or has one element for each along ``axis``.
     """
-    walks = None if operand is None or operand.numel() == 1 else (x.dim(), operand.shape, operand.stride(), axis)
+    sizes = steps = None
+    if operand is not None and operand.numel() != 1:
+        sizes, steps = operand.shape, operand.stride()
     if type(x) not in PLAIN:  # its sizes may be symbols, which are no keys of a cache
-        steps = walks and _steps_over.__wrapped__(*walks)
-        return tiling.__wrapped__(tuple(x.shape), x.stride(), y.stride(), steps, shapes)
+        return _tiling_beside.__wrapped__(tuple(x.shape), x.stride(), y.stride(), sizes, steps, axis, shapes)
     strides = x.stride()
-    steps = walks and _steps_over(*walks)
-    return tiling(x.shape, strides, strides if y is x or x.is_contiguous() else y.stride(), steps, shapes)
+    dense = strides if y is x or x.is_contiguous() else y.stride()
+    return _tiling_beside(x.shape, strides, dense, sizes, steps, axis, shapes)
 
 
 def warps(x: torch.Tensor) -> int:
@@ -120,8 +121,19 @@ def warps(x: torch.Tensor) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _steps_over(axes: int, shape: tuple[int, ...], strides: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """Return an operand's strides along ``axes`` axes, 0 where it broadcasts."""
-    steps = tuple(step if size != 1 else 0 for size, step in zip(shape, strides, strict=True))
-    after = 0 if axis is None else axes - 1 - axis
-    return (0,) * (axes - len(steps) - after) + steps + (0,) * after
+def _tiling_beside(
+    shape: tuple[int, ...],
+    x: tuple[int, ...],
+    y: tuple[int, ...],
+    sizes: tuple[int, ...] | None,
+    steps: tuple[int, ...] | None,
+    axis: int | None,
+    shapes: Shapes | None,
+) -> Tiling | None:
+    """Return the tiling for an operand of these sizes and steps; None stands for ``TILES``, whose hash takes long."""
+    walk = None
+    if sizes is not None and steps is not None:
+        along = tuple(step if size != 1 else 0 for size, step in zip(sizes, steps, strict=True))
+        after = 0 if axis is None else len(shape) - 1 - axis
+        walk = (0,) * (len(shape) - len(along) - after) + along + (0,) * after
+    return tiling(shape, x, y, walk, shapes or TILES)

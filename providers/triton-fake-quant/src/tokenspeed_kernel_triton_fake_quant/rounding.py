@@ -22,6 +22,8 @@ __all__ = [
     "round_to_e2m1",
     "round_to_e4m3",
     "round_to_integer",
+    "signed_like",
+    "to_float32",
     "unsigned_zero",
     "with_sign_of",
 ]
@@ -100,20 +102,48 @@ def with_sign_of(magnitude, x):
 
 
 @triton.jit
+def signed_like(magnitude, x):
+    """Convert float32 magnitudes to the dtype of ``x``, with its signs, those of zeros too."""
+    if DIVIDES_BY_FMA and x.dtype != tl.float32:
+        value = tl.inline_asm_elementwise(  # magnitude | (x & sign), two at a time
+            "lop3.b32 $0, $1, $2, 0x80008000, 0xF8;",
+            "=r,r,r", [magnitude.to(x.dtype), x], x.dtype, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        value = with_sign_of(magnitude, x.to(tl.float32)).to(x.dtype)
+    return value
+
+
+@triton.jit
+def to_float32(x):
+    """Return values as float32."""
+    if DIVIDES_BY_FMA and x.dtype == tl.bfloat16:
+        # One instruction each; Triton moves the upper one of two down before it moves it up.
+        bits = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;",
+            "=&r,=&r,r", [x], tl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+        value = bits.to(tl.float32, bitcast=True)
+    else:
+        value = x.to(tl.float32)
+    return value
+
+
+@triton.jit
 def round_to_e4m3(magnitude):
     """Round magnitudes that are hardly beyond 448."""
     # The step is 2**(exponent - 3), and 2**-9 among the subnormals; 20 more is what has no bits below it.
     exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) & 0x7F800000, (127 - 6) << 23)
-    steps = (exponent + (20 << 23)).to(tl.float32, bitcast=True)
-    return (magnitude + steps) - steps
+    power = exponent.to(tl.float32, bitcast=True)
+    return tl.fma(power, -(2.0**20), tl.fma(power, 2.0**20, magnitude))
 
 
 @triton.jit
 def round_to_e2m1(magnitude):
     """Round magnitudes that are hardly beyond 6."""
     exponent = tl.maximum(magnitude.to(tl.int32, bitcast=True) & 0x7F800000, 127 << 23)
-    steps = (exponent + (22 << 23)).to(tl.float32, bitcast=True)
-    return (magnitude + steps) - steps
+    power = exponent.to(tl.float32, bitcast=True)
+    return tl.fma(power, -(2.0**22), tl.fma(power, 2.0**22, magnitude))
 
 
 @triton.jit

@@ -9,19 +9,21 @@ along the axes that it broadcasts over.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-__all__ = ["PER_COLUMN", "SIZES", "TILES", "Tiling", "has_rest", "rest", "row_of_tiles", "tile", "tiling"]
+__all__ = ["PER_COLUMN", "SIZES", "TILES", "Shapes", "Tiling", "has_rest", "rest", "row_of_tiles", "tile", "tiling"]
 
 _INT32_LIMIT = 2**31 - 2**16
 _GRID_LIMIT = 65535  # programs along the second and third axis of a grid
 _ROWS, _ONE_ROW, _STRIDED = 0, 1, 2
 
-TILES = ((512, (1, 1024)), (64, (8, 128)), (0, (64, 16)))
+Shapes = tuple[tuple[int, tuple[int, int]], ...]
+"""Of tiles: columns from which one is used, and its rows and columns."""
+
+TILES: Shapes = ((512, (1, 1024)), (64, (8, 128)), (0, (64, 16)))
 """What most kernels use: the widest for which a row has enough columns."""
 
 PER_ROW, PER_COLUMN, PER_ELEMENT = 0, 1, 2
@@ -53,19 +55,18 @@ class Tiling(NamedTuple):
         return layout == _ONE_ROW or bool(aligned and self.sizes[_Y2] == self.sizes[_COLS])
 
 
-@lru_cache(maxsize=4096)
 def tiling(
     shape: tuple[int, ...],
     x: tuple[int, ...],
     y: tuple[int, ...],
     operand: tuple[int, ...] | None = None,
-    shapes: tuple[tuple[int, tuple[int, int]], ...] = TILES,
+    shapes: Shapes = TILES,
 ) -> Tiling | None:
     """Return the tiling of a call from its shape and the strides of input, output and operand.
 
-    ``shapes`` are those of tiles: ``(columns from which it is used, (rows, columns))``, the first for one long row.
-    Where an operand differs by column, the second of :data:`TILES` takes the first one's place, so that what is made of
-    the operand once serves several rows. None if more than four axes are left after merging.
+    Of ``shapes``, the first is for one long row. Where an operand differs by column, the second of :data:`TILES` takes
+    the first one's place, so that what is made of the operand once serves several rows. None if more than four axes are
+    left after merging.
     """
     sizes, strides = _merged(shape, (x, y, operand or (0,) * len(shape)))
     if len(sizes) > 4:
