@@ -18,8 +18,6 @@ from fake_quant_report import name_of, shape_of, why_missed
 FOLDER = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 _CAUSES = {
-    "nvfp4_dynamic bf16 forward": "Two kernels read the tensor, and each has a start and an end in which the GPU is "
-    "not full. In other loops of that day the same two reached 63.7 to 64.1%.",
     " backward": "The peer's gradient under dynamic scales is the identity, for infinities too.",
 }
 """Why a row misses its bar or is slower than another, by a part of the row's name in the list."""

@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TRITON_PROVIDER = "tokenspeed_kernel_triton_fake_quant"
-TESTS_SECONDS = 270  # for one folder, beside others
+TESTS_SECONDS = 400  # for one folder, beside others
 CONFORMANCE_SECONDS = 200  # for one kernel, beside others
 _NO_TESTS = 5  # pytest's exit code where no test is marked
 _KERNELS = """

@@ -51,8 +51,8 @@ class Tiling(NamedTuple):
     @property
     def has_bytes(self) -> bool:
         """Whether any eight neighbours of a tile are eight whole, aligned neighbours in a dense output."""
-        layout, _, aligned, *_ = self.constants
-        return layout == _ONE_ROW or bool(aligned and self.sizes[_Y2] == self.sizes[_COLS])
+        is_aligned = self.constants[2] and self.sizes[_Y2] == self.sizes[_COLS]
+        return self.constants[0] == _ONE_ROW or bool(is_aligned)
 
 
 def tiling(
