@@ -84,9 +84,9 @@ class Bench:
         self._each("exactness", self._exactness, pairs)
 
     def run_host(self) -> None:
-        """Measure the host's part. A machine has busy moments: everything has its turn twice, and the faster counts."""
+        """Measure the host's part. A machine has busy moments: everything has several turns, and the fastest counts."""
         calls = [(case, dtype, what) for case in CASES for dtype in DTYPES for what in ("call", "call with grad")]
-        for _ in range(2):
+        for _ in range(3):
             self._each("call", self._call, calls)
         for _ in range(2):
             self._each("first calls", self._first_calls, [()])
