@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start
+from tokenspeed_kernel_triton_fake_quant.early import let_next_start
 from tokenspeed_kernel_triton_fake_quant.operands import tiled, warps
 from tokenspeed_kernel_triton_fake_quant.rounding import larger, largest
 from tokenspeed_kernel_triton_fake_quant.tiles import PER_COLUMN, SIZES, has_rest, rest, row_of_tiles, tile
@@ -38,7 +39,7 @@ def _partial_amax_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr, FINITE_MAX: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+        let_next_start()
     so_far = tl.zeros((ROWS, COLS), x_ptr.dtype.element_ty)
     row_length = tl.cast(tl.cdiv(cols, COLS), tl.int32)  # in tiles
     for number in range(tl.program_id(0), tl.cast(tiles, tl.int32), tl.num_programs(0)):

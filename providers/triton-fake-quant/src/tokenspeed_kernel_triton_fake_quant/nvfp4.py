@@ -12,6 +12,7 @@ import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, PARTIALS, partial_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, may_use_hopper, straight_through
+from tokenspeed_kernel_triton_fake_quant.early import wait_for_previous
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
 from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_one
 from tokenspeed_kernel_triton_fake_quant.rounding import (
@@ -48,7 +49,7 @@ def _tensor_amax(x_ptr, a_ptr, numel, AMAX: tl.constexpr, EARLY: tl.constexpr, F
         amax = largest(so_far.to(tl.float32), 0, FINITE_MAX)
     elif AMAX == 1:
         if EARLY:
-            tl.extra.cuda.gdc_wait()
+            wait_for_previous()
         amax = tl.max(tl.load(tl.multiple_of(a_ptr + tl.arange(0, PARTIALS), 16)), axis=0)
     else:
         given = tl.maximum(tl.load(a_ptr), 0.0)  # NaN becomes zero
