@@ -108,6 +108,16 @@ def test_more_rows_than_run_at_once(rows: int, width: int, dtype: torch.dtype, a
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [24, 128])
+def test_more_groups_than_run_at_once(size: int, dtype: torch.dtype, assert_same_bits: Check) -> None:
+    """Groups are read ahead, too, where they lie one after the other."""
+    rows, width = 5000, size * 50
+    flat = torch.randn(rows * width + 1, generator=torch.Generator().manual_seed(size)).to("cuda", dtype)
+    for x in (flat[:-1].view(rows, width), flat[1:].view(rows, width)):
+        assert_same_bits(fake_quant_int_grouped(x, 4, size), reference.fake_quant_int_grouped(x, 4, size))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1024, 1000, 48, 7])
 def test_random_bits(kernel: Kernel, width: int, dtype: torch.dtype, random_bits: RandomBits, assert_same_bits: Check) -> None:  # fmt: skip  # noqa: E501
     """Patterns of every exponent, NaN and infinities among them, in rows that fill tiles and groups and that do not."""

@@ -20,7 +20,6 @@ from tokenspeed_kernel_triton_fake_quant.support import PLAIN, unfit
 __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
 _TILE = 2048  # elements of a program
-_SHORT = 1024  # elements of a row, of which one program holds several
 
 
 def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = False, with_amax: bool = True) -> Masked:
@@ -40,7 +39,7 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
     if with_amax and mask is None:
         amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
     place = grouping.constants[-1]
-    if place > _SHORT:
+    if place > _TILE // 2:  # a program holds one row
         long_rows(weight, y, amax, mask, channels, place, start)
         return y, Grid(AMAX, amax), mask
     source = OWN if amax is None else STORED
