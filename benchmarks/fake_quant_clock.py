@@ -24,7 +24,7 @@ class Clock:
         self.smoke = smoke
         self.device = "cpu" if smoke else "cuda"
         self._rounds, self._batch = (1, 1) if smoke else (5, 8)
-        self._calls, self._repeats = (3, 2) if smoke else (100, 10)
+        self._calls, self._repeats = (3, 2) if smoke else (25, 40)
         self._flushed = None if smoke else torch.empty(_FLUSHED, dtype=torch.int8, device="cuda")
 
     def wait(self) -> None:

@@ -20,11 +20,11 @@ from types import SimpleNamespace
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tokenspeed_kernel_triton_fake_quant import ahead, fp8, int8, int8_per_channel, int_grouped, mxfp4, nvfp4
+from tokenspeed_kernel_triton_fake_quant import fp8, int8, int8_per_channel, int8_rows, int_grouped, mxfp4, nvfp4
 
 TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32"}
-ahead.may_use_hopper = nvfp4.may_use_hopper = lambda *_: True
-ahead.properties = lambda _: SimpleNamespace(multi_processor_count=132)
+nvfp4.may_use_hopper = lambda *_: True
+int8_rows.programs_ahead = int_grouped.programs_ahead = lambda *_: 100
 compiled = set()
 
 def start(kernel, grid, tensors, numbers, constants, warps=4, early=False):

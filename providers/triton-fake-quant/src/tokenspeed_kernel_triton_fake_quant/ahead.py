@@ -7,11 +7,13 @@ Hopper on ("cp.async.bulk.prefetch" in the manual of PTX).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel_triton_fake_quant.doors import Start, may_use_hopper, properties
+from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, has_hopper
 
 __all__ = ["prefetch", "programs_ahead"]
 
@@ -44,6 +46,13 @@ def programs_ahead(start: Start, x: torch.Tensor, elements: int, limit: int) -> 
         elements: how many of them a program loads.
         limit: bytes for each multiprocessor; of more, some are gone from the cache before they are loaded.
     """
-    if not may_use_hopper(start, x):
+    if start is not Kernel.launch:
         return 0
-    return int(properties(x.get_device()).multi_processor_count) * limit // (elements * x.element_size())
+    return _programs_ahead(x.get_device(), elements * x.element_size(), limit)
+
+
+@lru_cache
+def _programs_ahead(device: int, size: int, limit: int) -> int:
+    if not has_hopper(device):
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) * limit // size

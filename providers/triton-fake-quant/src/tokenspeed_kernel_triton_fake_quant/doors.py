@@ -16,9 +16,12 @@ from torch.autograd import forward_ad
 from torch.library import wrap_triton
 from triton import knobs
 
-from tokenspeed_kernel_triton_fake_quant.support import PLAIN
+from tokenspeed_kernel_triton_fake_quant.support import PLAIN, is_dynamo_compiling, is_functorch_active
 
-__all__ = ["Kernel", "Start", "apply_of", "is_plain", "may_use_hopper", "properties", "straight_through"]
+__all__ = ["Kernel", "Start", "apply_of", "has_hopper", "is_plain", "may_use_hopper", "straight_through"]
+
+_runtime = knobs.runtime
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def is_plain(*tensors: torch.Tensor) -> bool:
@@ -27,21 +30,17 @@ def is_plain(*tensors: torch.Tensor) -> bool:
     Not so while ``torch.compile`` traces; under a dispatch mode (fake tensors, a trace by ``make_fx``), a functorch
     transform or forward-mode differentiation; for a subclass; or for a lazy negation, whose memory has the other sign.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         return False
     for tensor in tensors:
         if type(tensor) not in PLAIN or tensor.is_neg():
             return False
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-    )
+    return _dispatch_modes() == 0 and not is_functorch_active() and forward_ad._current_level < 0
 
 
 def _is_hooked() -> bool:
     """Return whether a profiler wants to hear of launches; a chain of hooks may be empty."""
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    enter, leave = _runtime.launch_enter_hook, _runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
@@ -72,7 +71,8 @@ class Kernel:
         Raises:
             ValueError: the tensors are on several devices.
         """
-        device = tensors[0].get_device()
+        x = tensors[0]
+        device = x.get_device()
         if device < 0:  # Triton's interpreter takes tensors on the CPU, and the compiler says that it does not
             self.function[grid](*tensors, *numbers, *constants)
             return None
@@ -80,17 +80,17 @@ class Kernel:
             with torch.cuda.device(device):
                 return self.launch(grid, tensors, numbers, constants, warps, early)
         pointers = []  # Triton takes numbers too, and asks the driver about each tensor
-        starts = 0
+        start = starts = x.data_ptr()
         for tensor in tensors:
-            if tensor.get_device() != device:
-                raise ValueError(
-                    f"a kernel on {tensors[0].device} cannot read a tensor on {tensor.device}; move it there"
-                )
-            pointer = tensor.data_ptr()
+            pointer = start
+            if tensor is not x:  # which stands wherever a call has no tensor
+                if tensor.get_device() != device:
+                    raise ValueError(f"a kernel on {x.device} cannot read a tensor on {tensor.device}; move it there")
+                pointer = tensor.data_ptr()
+                starts |= pointer
             pointers.append(pointer)
-            starts |= pointer
         aligned: object = True if starts & 15 == 0 else tuple([pointer & 15 == 0 for pointer in pointers])
-        key = (constants, warps, device, tensors[0].dtype, aligned)
+        key = (constants, warps, device, x.dtype, aligned)
         compiled = self._compiled.get(key)
         if compiled is None:
             options = {"launch_pdl": True} if early else {}  # not every backend has that one
@@ -140,13 +140,13 @@ def may_use_hopper(start: Start, x: torch.Tensor) -> bool:
 
     That is an early start, and reading ahead; not where a compiler sees the kernel, which knows neither.
     """
-    return start is Kernel.launch and x.is_cuda and torch.version.hip is None and properties(x.get_device()).major >= 9
+    return start is Kernel.launch and has_hopper(x.get_device())
 
 
 @lru_cache
-def properties(device: int) -> Any:
-    """Return what torch knows of a GPU; to ask torch takes longer."""
-    return torch.cuda.get_device_properties(device)
+def has_hopper(device: int) -> bool:
+    """Return whether a device, -1 for the CPU, has what NVIDIA's GPUs have from Hopper on."""
+    return device >= 0 and torch.version.hip is None and torch.cuda.get_device_properties(device).major >= 9
 
 
 def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:

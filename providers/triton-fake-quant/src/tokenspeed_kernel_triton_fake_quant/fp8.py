@@ -117,4 +117,4 @@ def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor
 
 def supports(x: torch.Tensor, scale: torch.Tensor | float) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    return unfit("x", x) or unfit_scale("scale", scale, x) or True
+    return unfit("x", x) or unfit_scale("scale", scale, x, True) or True

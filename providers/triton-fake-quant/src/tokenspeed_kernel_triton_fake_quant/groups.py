@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,11 +18,11 @@ __all__ = [
     "LONGEST",
     "SIZES",
     "Grouping",
+    "channels_grouped",
     "group_offsets",
     "group_scale_offsets",
     "grouped",
     "grouping",
-    "rows_grouped",
 ]
 
 _INT32_LIMIT = 2**31 - 2**16
@@ -125,11 +126,25 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def rows_grouped(x: torch.Tensor, rows: int, tile: int) -> Grouping:
-    """Return the grouping of a contiguous tensor of which each of ``rows`` rows is a group."""
-    size = x.numel() // rows
-    cut = grouping if type(x) in PLAIN else grouping.__wrapped__
-    return cast("Grouping", cut((rows, size), (size, 1), (size, 1), size, tile))  # of a matrix there always is one
+def channels_grouped(x: torch.Tensor, axis: int, tile: int) -> Grouping | None:
+    """Return the grouping of a contiguous tensor of which each element along ``axis`` has a row, which is a group.
+
+    None if the tensor is not such, has no elements, or has rows that no program can hold.
+    """
+    if type(x) in PLAIN:
+        return _channels_grouped(x.shape, x.stride(), axis, tile)
+    return _channels_grouped.__wrapped__(tuple(x.shape), x.stride(), axis, tile)
+
+
+@lru_cache(maxsize=4096)
+def _channels_grouped(shape: tuple[int, ...], strides: tuple[int, ...], axis: int, tile: int) -> Grouping | None:
+    rows = shape[axis]
+    size = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :])
+    if not (rows * size > 0 and size <= LONGEST and _is_contiguous(shape, strides)):
+        return None
+    if strides[axis] != size and rows != 1:
+        return None
+    return grouping.__wrapped__((rows, size), (size, 1), (size, 1), size, tile)
 
 
 def grouped(x: torch.Tensor, y: torch.Tensor, size: int, tile: int) -> Grouping | None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from torch.autograd import forward_ad
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, is_plain
 from tokenspeed_kernel_triton_fake_quant.int8 import NUMBERS, RANGE, Grid, in_tensors, masked, on_grid
-from tokenspeed_kernel_triton_fake_quant.operands import FLOATS, as_one, unfit_one
-from tokenspeed_kernel_triton_fake_quant.support import PLAIN, unfit
+from tokenspeed_kernel_triton_fake_quant.operands import FLOATS, as_one, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.support import DTYPES, PLAIN, STRIDED, is_functorch_active, unfit
 
 __all__ = ["fake_quant_int8_affine", "supports"]
 
@@ -52,10 +53,19 @@ def fake_quant_int8_affine(
 
 def supports(x: torch.Tensor, lo: Any, hi: Any, scalars: bool = False) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if fault := unfit("x", x):
-        return fault
-    if type(lo) in PLAIN and type(hi) in PLAIN:  # both at once, which takes half the time
-        usual = lo.dim() == 0 == hi.dim() and lo.get_device() == hi.get_device() == x.get_device()
-        if usual and lo.dtype in FLOATS and hi.dtype in FLOATS:
-            return True
-    return unfit_one("lo", lo, x) or unfit_one("hi", hi, x) or True
+    if (  # the usual ones, soon: each of the calls below takes its time
+        type(x) in PLAIN
+        and type(lo) in PLAIN
+        and type(hi) in PLAIN
+        and x.is_cuda
+        and x.dtype in DTYPES
+        and x.layout is STRIDED
+        and not is_functorch_active()
+        and forward_ad._current_level < 0
+        and lo.dim() == 0 == hi.dim()
+        and lo.get_device() == hi.get_device() == x.get_device()
+        and lo.dtype in FLOATS
+        and hi.dtype in FLOATS
+    ):
+        return True
+    return unfit("x", x) or unfit_scale("lo", lo, x, False) or unfit_scale("hi", hi, x, False) or True

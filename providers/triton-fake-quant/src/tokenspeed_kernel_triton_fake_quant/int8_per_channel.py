@@ -6,16 +6,17 @@ from __future__ import annotations
 from typing import Any, Literal, TypeGuard
 
 import torch
+from torch.autograd import forward_ad
 
 from tokenspeed_kernel_triton_fake_quant.amax import channel_amax
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain
-from tokenspeed_kernel_triton_fake_quant.groups import LONGEST, rows_grouped
+from tokenspeed_kernel_triton_fake_quant.groups import channels_grouped
 from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, in_tensors, masked, on_grid
 from tokenspeed_kernel_triton_fake_quant.int8_rows import long_rows
 from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED, write_groups
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
 from tokenspeed_kernel_triton_fake_quant.operands import FLOATS, as_float32, as_operand, unfit_operand, unfit_scale
-from tokenspeed_kernel_triton_fake_quant.support import PLAIN, unfit
+from tokenspeed_kernel_triton_fake_quant.support import DTYPES, PLAIN, STRIDED, is_functorch_active, unfit
 
 __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
 
@@ -27,20 +28,19 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
 
     Where there is a mask, or no magnitudes are wanted, those of rows are not kept: the grid has none.
     """
-    if not _has_rows(weight, axis):
+    grouping = channels_grouped(weight, axis, _TILE)
+    if grouping is None:
         found = channel_amax(weight, axis, start) if weight.numel() else weight.new_empty((), dtype=torch.float32)
         return on_grid(weight, Grid(AMAX, found), start, with_mask)
-    # A channel is a row, and one program holds it: it is read once.
-    channels = weight.shape[axis]
+    # One program holds a channel: it is read once.
     y = torch.empty_like(weight)
-    grouping = rows_grouped(weight, channels, _TILE)
     mask = empty_mask(y) if with_mask and grouping.is_aligned else None
     amax = None
     if with_amax and mask is None:
         amax = weight.new_empty([n if i == axis else 1 for i, n in enumerate(weight.shape)], dtype=torch.float32)
     place = grouping.constants[-1]
     if place > _TILE // 2:  # a program holds one row
-        long_rows(weight, y, amax, mask, channels, place, start)
+        long_rows(weight, y, amax, mask, weight.shape[axis], place, start)
         return y, Grid(AMAX, amax), mask
     source = OWN if amax is None else STORED
     write_groups(weight, y, grouping, 127.0, start, source=source, scale=amax, by_reciprocal=True, mask=mask)
@@ -49,14 +49,6 @@ def dynamic(weight: torch.Tensor, axis: int, start: Start, with_mask: bool = Fal
 
 def _eager_dynamic(weight: torch.Tensor, axis: int, with_gradient: bool) -> Masked:
     return dynamic(weight, axis, Kernel.launch, with_mask=with_gradient, with_amax=with_gradient)
-
-
-def _has_rows(weight: torch.Tensor, axis: int) -> bool:
-    """Return whether each channel is one stretch of memory that a program can hold."""
-    channels = weight.shape[axis]
-    if not (weight.numel() and weight.is_contiguous() and weight.numel() <= channels * LONGEST):
-        return False
-    return weight.stride(axis) * channels == weight.numel() or channels == 1
 
 
 def fake_quant_int8_per_channel(
@@ -109,16 +101,28 @@ def _is_per_channel(scale: torch.Tensor | float, axis: int, weight: torch.Tensor
 
 def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if fault := unfit("weight", weight):
-        return fault
     try:
+        if (  # the usual ones, soon: each of the calls below takes its time
+            type(weight) in PLAIN
+            and type(scale) in PLAIN
+            and weight.is_cuda
+            and weight.dtype in DTYPES
+            and weight.layout is STRIDED
+            and not is_functorch_active()
+            and forward_ad._current_level < 0
+            and scale.dim() == 1
+            and scale.numel() == weight.shape[ch_axis]
+            and scale.get_device() == weight.get_device()
+            and scale.dtype in FLOATS
+        ):
+            return True
+        if fault := unfit("weight", weight):
+            return fault
         channels = weight.shape[ch_axis]
     except IndexError:
         return f"ch_axis {ch_axis} is no axis of a tensor of {weight.dim()} axes"
     if scale is None:
         return True
-    if type(scale) in PLAIN and scale.dim() == 1 and scale.numel() == channels:  # asked here: a call takes its time
-        if scale.get_device() == weight.get_device() and scale.dtype in FLOATS:
-            return True
+    if type(scale) in PLAIN and scale.dim() == 1 and scale.numel() == channels:
         return unfit_operand("scale", scale, weight) or True
-    return unfit_scale("scale", scale, weight) or True
+    return unfit_scale("scale", scale, weight, True) or True

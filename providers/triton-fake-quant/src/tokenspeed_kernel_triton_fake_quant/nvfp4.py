@@ -14,7 +14,7 @@ from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, PARTIALS, parti
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, may_use_hopper, straight_through
 from tokenspeed_kernel_triton_fake_quant.early import wait_for_previous
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
-from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_one
+from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_scale
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     divisor_parts,
@@ -198,7 +198,7 @@ def fake_quant_nvfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
 
 def supports_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | float) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    fault = unfit("weight", weight) or unfit_one("tensor_amax", tensor_amax, weight)
+    fault = unfit("weight", weight) or unfit_scale("tensor_amax", tensor_amax, weight, False)
     return fault or (True if weight.dim() else "weight has no axis")
 
 

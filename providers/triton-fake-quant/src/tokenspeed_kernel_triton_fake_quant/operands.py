@@ -17,7 +17,6 @@ __all__ = [
     "as_one",
     "as_operand",
     "tiled",
-    "unfit_one",
     "unfit_operand",
     "unfit_scale",
     "warps",
@@ -42,18 +41,19 @@ def unfit_operand(name: str, value: Any, x: torch.Tensor) -> str | None:
     return f"{name} is {value!r}, neither a tensor nor a number"
 
 
-def unfit_one(name: str, value: Any, x: torch.Tensor) -> str | None:
-    """Return why a number, or a tensor of one element, cannot be taken beside ``x``, or None."""
-    if type(value) in PLAIN and value.numel() != 1:
-        return f"{name} has {value.numel()} elements, the kernel takes one"
-    return unfit_operand(name, value, x)
+def unfit_scale(name: str, value: Any, x: torch.Tensor, broadcasts: bool) -> str | None:
+    """Return why a number or tensor cannot be taken beside ``x``, or None.
 
-
-def unfit_scale(name: str, value: object, x: torch.Tensor) -> str | None:
-    """Return why a scale that is to broadcast to ``x`` cannot be taken, or None."""
-    if not isinstance(value, torch.Tensor) or value.numel() == 1:
-        return unfit_operand(name, value, x)
-    return unfit_operand(name, value, x) or _misfit(name, value.shape, x.shape)
+    It has one element, or where it ``broadcasts``, any shape that broadcasts to that of ``x``.
+    """
+    if type(value) in PLAIN and value.numel() == 1 and value.get_device() == x.get_device() and value.dtype in FLOATS:
+        return None  # the usual one, soon: another call takes its time
+    fault = unfit_operand(name, value, x)
+    if fault or type(value) not in PLAIN or value.numel() == 1:
+        return fault
+    if broadcasts:
+        return _misfit(name, value.shape, x.shape)
+    return f"{name} has {value.numel()} elements, the kernel takes one"
 
 
 def _misfit(name: str, shape: torch.Size, whole: torch.Size) -> str | None:

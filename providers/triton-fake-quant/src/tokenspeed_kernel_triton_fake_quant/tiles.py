@@ -35,8 +35,6 @@ SIZES = [
 ]
 """The kernel arguments that hold :attr:`Tiling.sizes`: a new shape must compile nothing, so none is specialised."""
 
-_COLS, _Y2 = SIZES.index("cols"), SIZES.index("y2")
-
 
 class Tiling(NamedTuple):
     """How a call is cut into tiles."""
@@ -47,12 +45,8 @@ class Tiling(NamedTuple):
     """Values of :data:`SIZES`: three outer axes of ``rows / mid / low``, ``mid`` and ``low`` elements."""
     constants: tuple[int | bool, ...]
     """LAYOUT, VARIES (how the operand does), ALIGNED, INT64, ROWS and COLS of a tile."""
-
-    @property
-    def has_bytes(self) -> bool:
-        """Whether any eight neighbours of a tile are eight whole, aligned neighbours in a dense output."""
-        is_aligned = self.constants[2] and self.sizes[_Y2] == self.sizes[_COLS]
-        return self.constants[0] == _ONE_ROW or bool(is_aligned)
+    has_bytes: bool
+    """Whether any eight neighbours of a tile are eight whole, aligned neighbours in a dense output."""
 
 
 def tiling(
@@ -95,7 +89,8 @@ def tiling(
     wide = bool(max(reach, rows * cols) >= _INT32_LIMIT)
     constants = (layout, varies, aligned, wide, tile_rows, tile_cols)
     grid = (-(-cols // tile_cols), min(row_tiles, _GRID_LIMIT), -(-row_tiles // _GRID_LIMIT))
-    return Tiling(grid, numbers, constants)
+    has_bytes = layout == _ONE_ROW or bool(aligned and walks[1][2] == cols)
+    return Tiling(grid, numbers, constants, has_bytes)
 
 
 def _merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
