@@ -106,6 +106,8 @@ def test_the_tensor_beside(kernel: Kernel, name: str) -> None:
 def test_fp8_scales_that_do_not_broadcast(kernel: Kernel) -> None:
     """A scale that does not broadcast, or would enlarge the tensor, is declined with both shapes."""
     x = torch.ones(4, 6, device="cuda")
+    for shape in ((6,), (4, 1), (1, 6), (4, 6)):
+        assert kernel.supports(x, torch.ones(shape, device="cuda")) is True
     for shape in ((2, 6), (5,), (2, 4, 6)):
         assert f"{shape} does not broadcast to (4, 6)" in _reason(kernel, x, torch.ones(shape, device="cuda"))
 
@@ -126,8 +128,23 @@ def test_channels_that_are_not_there(kernel: Kernel) -> None:
     weight = torch.ones(4, 6, device="cuda")
     assert _reason(kernel, weight, 2) == "ch_axis 2 is no axis of a tensor of 2 axes"
     assert _reason(kernel, weight[0, 0], 0) == "ch_axis 0 is no axis of a tensor of 0 axes"
+    assert _reason(kernel, weight, 2, torch.ones(4, device="cuda")) == "ch_axis 2 is no axis of a tensor of 2 axes"
     assert "does not broadcast" in _reason(kernel, weight, 0, torch.ones(5, device="cuda"))
-    assert kernel.supports(weight, -2, torch.ones(4, device="cuda")) is True
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["fake_quant_int8_per_channel"], indirect=True)
+def test_the_scale_of_channels(kernel: Kernel) -> None:
+    """A number, one element, one a channel and what broadcasts are served; the rest is declined by name."""
+    weight = torch.ones(4, 6, device="cuda")
+    for shape in ((), (1,), (4,), (6,), (4, 1), (1, 6), (4, 6)):
+        assert kernel.supports(weight, -2, torch.ones(shape, device="cuda")) is True
+    assert kernel.supports(weight, 1, 0.5) is True
+    scale = torch.ones(4, device="cuda")
+    assert _reason(kernel, weight, 0, scale.cpu()) == "scale is on cpu, the tensor to quantize on cuda:0"
+    assert "scale is torch.int64" in _reason(kernel, weight, 0, scale.long())
+    assert "_Subclass" in _reason(kernel, weight, 0, scale.as_subclass(_Subclass))
+    assert _reason(kernel, weight, 0, "a") == "scale is 'a', neither a tensor nor a number"
 
 
 @pytest.mark.gpu
@@ -138,7 +155,14 @@ def test_groups_that_are_none(kernel: Kernel) -> None:
     assert _reason(kernel, weight[0], 4, 2) == "weight has 1 axes, not 2"
     assert _reason(kernel, weight, 9, 2) == "bits is 9, not an integer from 2 to 8"
     assert _reason(kernel, weight, 4, 0) == "group_size is 0, not an integer from 1 on"
-    assert _reason(kernel, weight, 4, 4, torch.ones(4, 3, device="cuda")) == "scale is of shape (4, 3), not (4, 2)"
+    scale = torch.ones(4, 3, device="cuda")
+    assert _reason(kernel, weight, 4, 4, scale) == "scale is of shape (4, 3), not (4, 2)"
+    assert kernel.supports(weight, 4, 2, scale) is True
+    assert kernel.supports(weight, 4, 8, scale[:, :1]) is True
+    assert _reason(kernel, weight, 4, 2, scale.cpu()) == "scale is on cpu, the tensor to quantize on cuda:0"
+    assert "scale is torch.int64" in _reason(kernel, weight, 4, 2, scale.long())
+    assert "_Subclass" in _reason(kernel, weight, 4, 2, scale.as_subclass(_Subclass))
+    assert _reason(kernel, weight, 4, 2, 0.5) == "scale is 0.5, not a tensor"
 
 
 @pytest.mark.gpu

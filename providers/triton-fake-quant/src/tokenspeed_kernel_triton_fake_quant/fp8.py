@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, straight_through
-from tokenspeed_kernel_triton_fake_quant.operands import as_operand, tiled, unfit_scale, warps
+from tokenspeed_kernel_triton_fake_quant.operands import as_operand, broadcasts, serves, tiled, unfit_scale, warps
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     divide,
@@ -115,6 +115,8 @@ def fake_quant_fp8(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor
     return straight_through(_eager, x, scale)
 
 
-def supports(x: torch.Tensor, scale: torch.Tensor | float) -> Literal[True] | str:
+def supports(x: torch.Tensor, scale: Any) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
+    if serves(x, scale) and (scale.numel() == 1 or broadcasts(scale.shape, x.shape)):
+        return True
     return unfit("x", x) or unfit_scale("scale", scale, x, True) or True

@@ -15,7 +15,14 @@ from tokenspeed_kernel_triton_fake_quant.int8 import AMAX, SCALE, Grid, Masked, 
 from tokenspeed_kernel_triton_fake_quant.int8_rows import long_rows
 from tokenspeed_kernel_triton_fake_quant.int_grouped import OWN, STORED, write_groups
 from tokenspeed_kernel_triton_fake_quant.masks import empty_mask
-from tokenspeed_kernel_triton_fake_quant.operands import FLOATS, as_float32, as_operand, unfit_operand, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.operands import (
+    FLOATS,
+    as_float32,
+    as_operand,
+    broadcasts,
+    unfit_operand,
+    unfit_scale,
+)
 from tokenspeed_kernel_triton_fake_quant.support import DTYPES, PLAIN, STRIDED, is_functorch_active, unfit
 
 __all__ = ["dynamic", "fake_quant_int8_per_channel", "supports"]
@@ -110,10 +117,13 @@ def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Liter
             and weight.layout is STRIDED
             and not is_functorch_active()
             and forward_ad._current_level < 0
-            and scale.dim() == 1
-            and scale.numel() == weight.shape[ch_axis]
             and scale.get_device() == weight.get_device()
             and scale.dtype in FLOATS
+            and (
+                ((count := scale.numel()) == weight.shape[ch_axis] and scale.dim() == 1)
+                or count == 1
+                or broadcasts(scale.shape, weight.shape)
+            )
         ):
             return True
         if fault := unfit("weight", weight):

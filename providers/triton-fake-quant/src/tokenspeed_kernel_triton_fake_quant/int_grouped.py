@@ -21,7 +21,7 @@ from tokenspeed_kernel_triton_fake_quant.groups import (
     grouped,
 )
 from tokenspeed_kernel_triton_fake_quant.masks import store_mask
-from tokenspeed_kernel_triton_fake_quant.operands import unfit_operand
+from tokenspeed_kernel_triton_fake_quant.operands import serves, unfit_operand
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     clamp,
@@ -196,7 +196,12 @@ def supports(
     weight: torch.Tensor, bits: int, group_size: int, scale: torch.Tensor | None = None
 ) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    return unfit("weight", weight) or _misfit(weight, bits, group_size, scale) or True
+    if scale is not None and serves(weight, scale):
+        return _misfit(weight, bits, group_size, scale) or True
+    fault = unfit("weight", weight) or _misfit(weight, bits, group_size, scale)
+    if fault is None and scale is not None:
+        fault = unfit_operand("scale", scale, weight)
+    return fault or True
 
 
 def _misfit(weight: torch.Tensor, bits: object, group_size: object, scale: object) -> str | None:
@@ -211,7 +216,7 @@ def _misfit(weight: torch.Tensor, bits: object, group_size: object, scale: objec
     if not isinstance(scale, torch.Tensor):
         return f"scale is {scale!r}, not a tensor"
     rows, cols = weight.shape
-    wanted = (rows, -(-cols // min(group_size, max(cols, 1))))
-    if tuple(scale.shape) != wanted:
+    wanted = (rows, -(-cols // group_size))
+    if scale.shape != wanted:
         return f"scale is of shape {tuple(scale.shape)}, not {wanted}"
-    return unfit_operand("scale", scale, weight)
+    return None

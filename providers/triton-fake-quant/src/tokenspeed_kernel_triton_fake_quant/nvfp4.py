@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import triton
@@ -14,7 +14,7 @@ from tokenspeed_kernel_triton_fake_quant.amax import FINITE_MAX, PARTIALS, parti
 from tokenspeed_kernel_triton_fake_quant.doors import Kernel, Start, is_plain, may_use_hopper, straight_through
 from tokenspeed_kernel_triton_fake_quant.early import wait_for_previous
 from tokenspeed_kernel_triton_fake_quant.groups import SIZES, group_offsets, grouped
-from tokenspeed_kernel_triton_fake_quant.operands import as_one, unfit_scale
+from tokenspeed_kernel_triton_fake_quant.operands import as_one, serves, unfit_scale
 from tokenspeed_kernel_triton_fake_quant.rounding import (
     DIVIDES_BY_FMA,
     divisor_parts,
@@ -196,8 +196,10 @@ def fake_quant_nvfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
     return straight_through(_eager, x, None)
 
 
-def supports_weight(weight: torch.Tensor, tensor_amax: torch.Tensor | float) -> Literal[True] | str:
+def supports_weight(weight: torch.Tensor, tensor_amax: Any) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
+    if serves(weight, tensor_amax) and tensor_amax.numel() == 1 and weight.dim():
+        return True
     fault = unfit("weight", weight) or unfit_scale("tensor_amax", tensor_amax, weight, False)
     return fault or (True if weight.dim() else "weight has no axis")
 

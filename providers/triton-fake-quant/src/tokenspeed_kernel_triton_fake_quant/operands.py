@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from tokenspeed_kernel_triton_fake_quant.support import PLAIN
+from tokenspeed_kernel_triton_fake_quant.support import DTYPES, PLAIN, STRIDED, is_functorch_active
 from tokenspeed_kernel_triton_fake_quant.tiles import TILES, Shapes, Tiling, tiling
 
 __all__ = [
@@ -16,53 +17,77 @@ __all__ = [
     "as_float32",
     "as_one",
     "as_operand",
+    "broadcasts",
+    "serves",
     "tiled",
     "unfit_operand",
     "unfit_scale",
     "warps",
 ]
 
-FLOATS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The dtypes that scales may have."""
 
 
-def unfit_operand(name: str, value: Any, x: torch.Tensor) -> str | None:
-    """Return why a number or tensor cannot be taken beside ``x``, or None; its shape is not looked at."""
-    if type(value) in PLAIN:
-        if value.get_device() != x.get_device():
-            return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
-        if value.dtype not in FLOATS:
-            return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
-        return None
-    if isinstance(value, (int, float)):  # soon, for whether it is a tensor takes longer
-        return None
-    if isinstance(value, torch.Tensor):
+def serves(x: torch.Tensor, scale: Any) -> bool:
+    """Return whether a kernel serves a tensor with another beside it, whose shape is not looked at.
+
+    The usual answer in one call, which is soon; :func:`unfit` and :func:`unfit_operand` say why not.
+    """
+    return (
+        type(x) in PLAIN
+        and type(scale) in PLAIN
+        and x.is_cuda
+        and x.dtype in DTYPES
+        and x.layout is STRIDED
+        and not is_functorch_active()
+        and forward_ad._current_level < 0
+        and scale.get_device() == x.get_device()
+        and scale.dtype in FLOATS
+    )
+
+
+def unfit_operand(name: str, value: torch.Tensor, x: torch.Tensor) -> str | None:
+    """Return why a tensor cannot be taken beside ``x``, or None; its shape is not looked at."""
+    if type(value) not in PLAIN:
         return f"{name} is a {type(value).__name__}, the kernel serves plain tensors"
-    return f"{name} is {value!r}, neither a tensor nor a number"
+    if value.get_device() != x.get_device():
+        return f"{name} is on {value.device}, the tensor to quantize on {x.device}"
+    if value.dtype not in FLOATS:
+        return f"{name} is {value.dtype}, not one of the floating-point dtypes that scales have"
+    return None
 
 
-def unfit_scale(name: str, value: Any, x: torch.Tensor, broadcasts: bool) -> str | None:
+def broadcasts(shape: torch.Size, whole: torch.Size) -> bool:
+    """Return whether a tensor of the one shape broadcasts to the other."""
+    axis = len(whole) - len(shape)
+    if axis < 0:
+        return False
+    for size in shape:
+        if size != 1 and size != whole[axis]:
+            return False
+        axis += 1
+    return True
+
+
+def unfit_scale(name: str, value: Any, x: torch.Tensor, may_broadcast: bool) -> str | None:
     """Return why a number or tensor cannot be taken beside ``x``, or None.
 
-    It has one element, or where it ``broadcasts``, any shape that broadcasts to that of ``x``.
+    It has one element, or where it ``may_broadcast``, any shape that broadcasts to that of ``x``.
     """
-    if type(value) in PLAIN and value.numel() == 1 and value.get_device() == x.get_device() and value.dtype in FLOATS:
-        return None  # the usual one, soon: another call takes its time
-    fault = unfit_operand(name, value, x)
-    if fault or type(value) not in PLAIN or value.numel() == 1:
+    if isinstance(value, (int, float)):  # soon, for whether it is a tensor takes longer
+        return None
+    if not isinstance(value, torch.Tensor):
+        return f"{name} is {value!r}, neither a tensor nor a number"
+    if (fault := unfit_operand(name, value, x)) or value.numel() == 1:
         return fault
-    if broadcasts:
-        return _misfit(name, value.shape, x.shape)
+    if may_broadcast:
+        return None if broadcasts(value.shape, x.shape) else _misfit(name, value, x)
     return f"{name} has {value.numel()} elements, the kernel takes one"
 
 
-def _misfit(name: str, shape: torch.Size, whole: torch.Size) -> str | None:
-    fits = len(shape) <= len(whole)
-    if fits:
-        for axis in range(-len(shape), 0):
-            if shape[axis] != whole[axis] and shape[axis] != 1:
-                fits = False
-    return None if fits else f"{name} of shape {tuple(shape)} does not broadcast to {tuple(whole)}"
+def _misfit(name: str, value: torch.Tensor, x: torch.Tensor) -> str:
+    return f"{name} of shape {tuple(value.shape)} does not broadcast to {tuple(x.shape)}"
 
 
 def as_operand(slot: str, name: str, value: torch.Tensor | float, x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +96,8 @@ def as_operand(slot: str, name: str, value: torch.Tensor | float, x: torch.Tenso
     Raises:
         ValueError: it does not.
     """
-    if isinstance(value, torch.Tensor) and value.numel() != 1 and (fault := _misfit(name, value.shape, x.shape)):
+    if isinstance(value, torch.Tensor) and value.numel() != 1 and not broadcasts(value.shape, x.shape):
+        fault = _misfit(name, value, x)
         raise ValueError(f"{slot}: {fault}; give one element, or one size per axis that is 1 or that axis's")
     return as_float32(value, x)
 

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 __all__ = ["DTYPES", "PLAIN", "STRIDED", "is_dynamo_compiling", "is_functorch_active", "unfit"]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Names of this module, which Python finds soonest.
 STRIDED = torch.strided
