@@ -103,8 +103,8 @@ def test_the_tensor_beside(kernel: Kernel, name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kernel", ["fake_quant_fp8"], indirect=True)
-def test_fp8_scales_that_do_not_broadcast(kernel: Kernel) -> None:
-    """A scale that does not broadcast, or would enlarge the tensor, is declined with both shapes."""
+def test_fp8_scales_broadcast(kernel: Kernel) -> None:
+    """What broadcasts is served; what does not, or would enlarge the tensor, is declined with both shapes."""
     x = torch.ones(4, 6, device="cuda")
     for shape in ((6,), (4, 1), (1, 6), (4, 6)):
         assert kernel.supports(x, torch.ones(shape, device="cuda")) is True
@@ -155,8 +155,14 @@ def test_groups_that_are_none(kernel: Kernel) -> None:
     assert _reason(kernel, weight[0], 4, 2) == "weight has 1 axes, not 2"
     assert _reason(kernel, weight, 9, 2) == "bits is 9, not an integer from 2 to 8"
     assert _reason(kernel, weight, 4, 0) == "group_size is 0, not an integer from 1 on"
-    scale = torch.ones(4, 3, device="cuda")
-    assert _reason(kernel, weight, 4, 4, scale) == "scale is of shape (4, 3), not (4, 2)"
+    assert _reason(kernel, weight, 4, 4, torch.ones(4, 3, device="cuda")) == "scale is of shape (4, 3), not (4, 2)"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["fake_quant_int_grouped"], indirect=True)
+def test_the_scale_of_groups(kernel: Kernel) -> None:
+    """One element a group is served, a short last group's too; the rest is declined by name."""
+    weight, scale = torch.ones(4, 6, device="cuda"), torch.ones(4, 3, device="cuda")
     assert kernel.supports(weight, 4, 2, scale) is True
     assert kernel.supports(weight, 4, 8, scale[:, :1]) is True
     assert _reason(kernel, weight, 4, 2, scale.cpu()) == "scale is on cpu, the tensor to quantize on cuda:0"

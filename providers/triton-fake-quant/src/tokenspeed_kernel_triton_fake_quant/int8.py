@@ -233,7 +233,7 @@ def in_tensors(grid: Grid, x: torch.Tensor) -> Grid:
         lo, hi = (torch.full((), end, dtype=torch.float32, device=x.device) for end in (grid.first, grid.second))
         return Grid(RANGE, lo, hi)
     if grid.axis is not None:
-        shape = [1] * x.dim()
+        shape = [1] * x.ndim
         shape[grid.axis] = -1
         return Grid(grid.kind, grid.first.view(shape))
     return grid

@@ -80,8 +80,8 @@ def fake_quant_int8_per_channel(
 
     Formula: PyTorch's documentation of torch.fake_quantize_per_channel_affine.
     """
-    axis = ch_axis if ch_axis >= 0 else ch_axis + weight.dim()
-    if not 0 <= axis < weight.dim():
+    axis = ch_axis if ch_axis >= 0 else ch_axis + weight.ndim
+    if not 0 <= axis < weight.ndim:
         raise IndexError(f"fake_quant_int8_per_channel: ch_axis {ch_axis} is no axis of {tuple(weight.shape)}")
     if scale is None:
         if is_plain(weight):
@@ -103,7 +103,7 @@ def fake_quant_int8_per_channel(
 
 
 def _is_per_channel(scale: torch.Tensor | float, axis: int, weight: torch.Tensor) -> TypeGuard[torch.Tensor]:
-    return isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.numel() == weight.shape[axis]
+    return isinstance(scale, torch.Tensor) and scale.ndim == 1 and scale.numel() == weight.shape[axis]
 
 
 def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Literal[True] | str:
@@ -120,7 +120,7 @@ def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Liter
             and scale.get_device() == weight.get_device()
             and scale.dtype in FLOATS
             and (
-                ((count := scale.numel()) == weight.shape[ch_axis] and scale.dim() == 1)
+                ((count := scale.numel()) == weight.shape[ch_axis] and scale.ndim == 1)
                 or count == 1
                 or broadcasts(scale.shape, weight.shape)
             )
@@ -130,9 +130,9 @@ def supports(weight: torch.Tensor, ch_axis: int = 0, scale: Any = None) -> Liter
             return fault
         channels = weight.shape[ch_axis]
     except IndexError:
-        return f"ch_axis {ch_axis} is no axis of a tensor of {weight.dim()} axes"
+        return f"ch_axis {ch_axis} is no axis of a tensor of {weight.ndim} axes"
     if scale is None:
         return True
-    if type(scale) in PLAIN and scale.dim() == 1 and scale.numel() == channels:
+    if type(scale) in PLAIN and scale.ndim == 1 and scale.numel() == channels:
         return unfit_operand("scale", scale, weight) or True
     return unfit_scale("scale", scale, weight, True) or True

@@ -205,8 +205,8 @@ def supports(
 
 
 def _misfit(weight: torch.Tensor, bits: object, group_size: object, scale: object) -> str | None:
-    if weight.dim() != 2:
-        return f"weight has {weight.dim()} axes, not 2"
+    if weight.ndim != 2:
+        return f"weight has {weight.ndim} axes, not 2"
     if not isinstance(bits, int) or not 2 <= bits <= 8:
         return f"bits is {bits!r}, not an integer from 2 to 8"
     if not isinstance(group_size, int) or group_size < 1:

@@ -105,9 +105,9 @@ def fake_quant_mxfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
 
 def supports_weight(weight: torch.Tensor) -> Literal[True] | str:
     """Return True if the kernel serves this tensor, else the reason why not."""
-    return unfit("weight", weight) or (True if weight.dim() else "weight has no axis")
+    return unfit("weight", weight) or (True if weight.ndim else "weight has no axis")
 
 
 def supports_dynamic(x: torch.Tensor) -> Literal[True] | str:
     """Return True if the kernel serves this tensor, else the reason why not."""
-    return unfit("x", x) or (True if x.dim() else "x has no axis")
+    return unfit("x", x) or (True if x.ndim else "x has no axis")

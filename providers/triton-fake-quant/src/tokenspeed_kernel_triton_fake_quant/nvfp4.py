@@ -198,12 +198,12 @@ def fake_quant_nvfp4_dynamic(x: torch.Tensor) -> torch.Tensor:
 
 def supports_weight(weight: torch.Tensor, tensor_amax: Any) -> Literal[True] | str:
     """Return True if the kernel serves these arguments, else the reason why not."""
-    if serves(weight, tensor_amax) and tensor_amax.numel() == 1 and weight.dim():
+    if serves(weight, tensor_amax) and tensor_amax.numel() == 1 and weight.ndim:
         return True
     fault = unfit("weight", weight) or unfit_scale("tensor_amax", tensor_amax, weight, False)
-    return fault or (True if weight.dim() else "weight has no axis")
+    return fault or (True if weight.ndim else "weight has no axis")
 
 
 def supports_dynamic(x: torch.Tensor) -> Literal[True] | str:
     """Return True if the kernel serves this tensor, else the reason why not."""
-    return unfit("x", x) or (True if x.dim() else "x has no axis")
+    return unfit("x", x) or (True if x.ndim else "x has no axis")
