@@ -62,7 +62,7 @@ def supports(x: torch.Tensor, lo: Any, hi: Any, scalars: bool = False) -> Litera
         and x.layout is STRIDED
         and not is_functorch_active()
         and forward_ad._current_level < 0
-        and (lo.ndim == 0 == hi.ndim or lo.numel() == 1 == hi.numel())
+        and (lo.ndim == 0 == hi.ndim or lo.numel() == 1 == hi.numel())  # a property is sooner than a method
         and lo.get_device() == hi.get_device() == x.get_device()
         and lo.dtype in FLOATS
         and hi.dtype in FLOATS

@@ -33,6 +33,7 @@ def serves(x: torch.Tensor, scale: Any) -> bool:
     """Return whether a kernel serves a tensor with another beside it, whose shape is not looked at.
 
     The usual answer in one call, which is soon; :func:`unfit` and :func:`unfit_operand` say why not.
+    Two slots, which ask more than that of their tensors, ask this without the call, for its time.
     """
     return (
         type(x) in PLAIN
