@@ -86,8 +86,9 @@ class Bench:
     def run_host(self) -> None:
         """Measure the host's part. A machine has busy moments: everything has several turns, and the fastest counts."""
         calls = [(case, dtype, what) for case in CASES for dtype in DTYPES for what in ("call", "call with grad")]
-        for _ in range(3):
+        for _ in range(6):
             self._each("call", self._call, calls)
+            calls.reverse()  # such a moment often is a turn's beginning
         for _ in range(2):
             self._each("first calls", self._first_calls, [()])
 
@@ -192,9 +193,11 @@ class Bench:
         if no := self.ways.why_not_ours(case, *arguments):
             causes["ours"] = no
         runs: dict[str, Callable[[], object]] = {name: partial(f, *arguments) for name, f in functions.items()}
-        if not self.clock.smoke:  # part of every call, and the floor of one
-            runs |= {"supports": partial(self.ways.asking(case), *arguments), "launch": self._bare_launch()}
+        if not self.clock.smoke:  # the floor of every call, and a part of one
+            runs["launch"] = self._bare_launch()
         taken = self.clock.host(runs)
+        if not self.clock.smoke:
+            taken["supports"] = self.clock.question(self.ways.asking(case), arguments)
         key = (case, dtype, what)
         row = self._calls.get(key) or self._row(case, dtype, "small", what, causes)
         self._calls[key] = row

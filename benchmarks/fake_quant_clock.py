@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -82,6 +83,12 @@ class Clock:
                 taken[name].append((time.perf_counter() - started) / self._calls * 1e6)
         self.wait()
         return {name: min(values) for name, values in taken.items()}
+
+    def question(self, function: Callable[..., object], arguments: tuple[object, ...]) -> float:
+        """Return the microseconds of a call so short that the loop of :meth:`host` and a partial would count in it."""
+        timer = timeit.Timer("function(*arguments)", globals={"function": function, "arguments": arguments})
+        calls = self._calls * self._repeats
+        return min(timer.repeat(self._repeats, calls)) / calls * 1e6
 
     def first(self, run: Run) -> float:
         """Return the milliseconds of one call and of what it queued."""

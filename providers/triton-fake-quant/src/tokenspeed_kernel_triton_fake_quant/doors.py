@@ -150,23 +150,24 @@ def has_hopper(device: int) -> bool:
 
 
 def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *rest: object) -> torch.Tensor:
-    """Return ``function(x, *rest)``, whose gradient for ``x`` is to be the cotangent; ``rest`` gets none."""
+    """Return ``function(x, *rest)``, whose gradient for ``x`` is to be the cotangent; ``rest`` gets none.
+
+    What a kernel writes has no history, so it need not be found within autograd's call, where the host takes longer.
+    """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return function(x, *rest)
-    quantized: torch.Tensor = _apply_straight_through(x, function, rest)
+    quantized: torch.Tensor = _apply_straight_through(x, (function(x, *rest),))
     return quantized
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, function: Callable[..., torch.Tensor], rest: tuple[object, ...]
-    ) -> torch.Tensor:
-        return function(x, *rest)
+    def forward(ctx: Any, x: torch.Tensor, quantized: tuple[torch.Tensor]) -> torch.Tensor:
+        return quantized[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad, None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:

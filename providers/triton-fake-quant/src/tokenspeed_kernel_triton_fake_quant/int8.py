@@ -186,11 +186,11 @@ def _start(
 def masked(function: Callable[..., Masked], x: torch.Tensor, *rest: object) -> torch.Tensor:
     """Return the values of ``function(x, *rest, False)``, whose gradient for ``x`` stops outside of the grid.
 
-    The last argument is whether a gradient is wanted.
+    The last argument is whether a gradient is wanted. See :func:`straight_through` on when the values are found.
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return function(x, *rest, False)[0]
-    quantized: torch.Tensor = _apply_masked(x, function, rest)
+    quantized: torch.Tensor = _apply_masked(x, function(x, *rest, True))
     return quantized
 
 
@@ -200,28 +200,29 @@ Masked = tuple[torch.Tensor, Grid, "torch.Tensor | None"]
 
 class _Masked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, function: Callable[..., Masked], rest: tuple[object, ...]) -> torch.Tensor:
-        y, grid, mask = function(x, *rest, True)
+    def forward(ctx: Any, x: torch.Tensor, quantized: Masked) -> torch.Tensor:
+        y, grid, mask = quantized
         if mask is not None:
-            ctx.kind, ctx.strides = None, y.stride()
+            ctx.strides = y.stride()
             ctx.save_for_backward(mask)
         else:
+            ctx.strides = None
             ctx.kind, first, second, _ = in_tensors(grid, x)
             ctx.save_for_backward(x, first, second)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        if ctx.kind is None:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.strides is not None:
             (mask,) = ctx.saved_tensors
-            return masked_gradient(grad, mask, ctx.strides), None, None
+            return masked_gradient(grad, mask, ctx.strides), None
         x, first, second = ctx.saved_tensors
         grid = Grid(ctx.kind, first, second)
         if is_plain(x, grad) and not torch.is_grad_enabled():
-            return quantize(x, grid, Kernel.launch, grad), None, None
+            return quantize(x, grid, Kernel.launch, grad), None
         from tokenspeed_kernel_triton_fake_quant import operators
 
-        return operators.fake_quant_int8_gradient(x, grad, ctx.kind, first, second), None, None
+        return operators.fake_quant_int8_gradient(x, grad, ctx.kind, first, second), None
 
 
 _apply_masked = apply_of(_Masked)
