@@ -95,7 +95,7 @@ def page(result: dict[str, Any], host: dict[str, Any], slower: dict[str, Any]) -
         *_calls(host),
         "",
         f"The same on a slower host, {slower['machine']['date']}, before the code found values ahead of autograd's "
-        "call, which spares the host some time where there is a gradient.",
+        "call.",
         "",
         *_calls(slower),
         "",

@@ -156,6 +156,7 @@ def straight_through(function: Callable[..., torch.Tensor], x: torch.Tensor, *re
     """
     if not (x.requires_grad and torch.is_grad_enabled()):
         return function(x, *rest)
+    # In a tuple, for autograd makes a view of an argument that is returned.
     quantized: torch.Tensor = _apply_straight_through(x, (function(x, *rest),))
     return quantized
 
